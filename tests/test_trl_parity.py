@@ -110,6 +110,11 @@ CASES = {
         {"loss_type": "cispo", "epsilon_high": 1.1},
         {"surrogate": "cispo_capped", "cispo_cap": 1.1, "aggregation": "token_mean"},
     ),
+    "luspo": (
+        {"loss_type": "luspo", "importance_sampling_level": "sequence"},
+        {"ratio_level": "sequence", "aggregation": "sequence_sum"},
+    ),
+    "vespo": ({"loss_type": "vespo", "beta": 0.0}, {"surrogate": "vespo", "aggregation": "token_mean", "beta": 0.0}),
     "gspo": ({"loss_type": "grpo", "importance_sampling_level": "sequence"}, {"ratio_level": "sequence"}),
     "dual clip": ({"loss_type": "grpo", "delta": 1.2}, {"dual_clip": 1.2}),
     "k3 weighted": ({"loss_type": "grpo", "use_bias_correction_kl": True}, {"kl_estimator": "k3_weighted"}),

@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time the table below 
     from grpo_pl.functional.losses import sapo_surrogate as sapo_surrogate
     from grpo_pl.functional.losses import surrogate as surrogate
     from grpo_pl.functional.losses import token_weights as token_weights
+    from grpo_pl.functional.losses import vespo_surrogate as vespo_surrogate
     from grpo_pl.functional.sampling import draw_tokens as draw_tokens
     from grpo_pl.functional.sampling import sample_key as sample_key
     from grpo_pl.functional.sampling import token_keys as token_keys
@@ -43,7 +44,8 @@ _DEFINED_IN = {
     "kl": "k1 k2 k3",
     "logprobs": "token_entropy token_logprobs",
     "losses": (
-        "cispo_surrogate clip_surrogate importance_ratio mismatch_weights sapo_surrogate surrogate token_weights"
+        "cispo_surrogate clip_surrogate importance_ratio mismatch_weights sapo_surrogate surrogate token_weights "
+        "vespo_surrogate"
     ),
     "sampling": "draw_tokens sample_key token_keys",
 }

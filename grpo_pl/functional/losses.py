@@ -11,12 +11,15 @@ from torch import Tensor
 from grpo_pl.functional.argument_checks import check_choice
 from grpo_pl.functional.kl import MAX_LOG_RATIO, clamp_log_ratio
 
-Aggregation = Literal["sequence_mean", "token_mean", "constant"]
+Aggregation = Literal["sequence_mean", "token_mean", "constant", "sequence_sum"]
 RatioLevel = Literal["token", "sequence", "geometric"]
 Surrogate = Literal[
-    "clip", "unclipped", "reinforce", "cispo_capped", "cispo_clamped", "sapo", "dppo_tv", "dppo_kl", "nll"
+    *("clip", "unclipped", "reinforce", "cispo_capped", "cispo_clamped", "sapo", "vespo", "dppo_tv", "dppo_kl", "nll")
 ]
-Mismatch = Literal["none", "truncate_token", "truncate_sequence", "mask_token", "mask_sequence", "reject_geometric"]
+Mismatch = Literal[
+    *("none", "truncate_token", "truncate_sequence", "mask_token", "mask_sequence", "reject_geometric"),
+    "seq_mask_tis",
+]
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,8 @@ def token_weights(
     sequence_mean: 1 / (N · |o_i|), every completion has the same weight, so tokens of long ones have less (GRPO,
     DeepSeekMath eq. 3). token_mean: 1 / M, every token has the same weight (DAPO, arXiv:2503.14476, eq. 8). constant:
     1 / (N · L), every token has the same weight, independent of the lengths of completions (Dr. GRPO,
-    arXiv:2503.20783, listing 1).
+    arXiv:2503.20783, listing 1). sequence_sum: 1 / N, the sum over a completion's tokens; with ``sequence_ratio`` it
+    multiplies GSPO's loss of a completion by its length (LUSPO, arXiv:2602.05261; TRL's ``loss_type="luspo"``).
 
     Args:
         mask: (B, T) bool; a row without tokens has no weight but counts in N.
@@ -61,6 +65,8 @@ def token_weights(
         return ones / (lengths * max(num_sequences, 1))
     if aggregation == "token_mean":
         return ones / max(num_tokens, 1)
+    if aggregation == "sequence_sum":
+        return ones / max(num_sequences, 1)
     return ones / (max(num_sequences, 1) * max_completion_length)
 
 
@@ -145,6 +151,34 @@ def sapo_surrogate(
     return torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature * advantages
 
 
+def vespo_surrogate(
+    ratio: Tensor,
+    advantages: Tensor,
+    logprobs: Tensor,
+    *,
+    positive: tuple[float, float],
+    negative: tuple[float, float],
+) -> Tensor:
+    """φ(W) · A · log π, (B, T), with φ(W) = W^k · e^{λ(1 − W)} and W = Π_t r_t, the ratio of the whole completion.
+
+    φ is 1 at W = 1, where its slope is k − λ, and falls to 0 on both sides, faster than any power of W above. It is a
+    weight without gradient, so that each token keeps that of log π. W is not normalised by the length.
+
+    Args:
+        ratio: of each token, 1 where masked; rows are whole completions.
+        positive: (k, λ) where A ≥ 0; the authors take (2, 3).
+        negative: Likewise where A < 0, (3, 2).
+
+    Source: VESPO, arXiv:2602.10693, with the numbers of TRL's ``GRPOTrainer.get_gamma_weights``.
+    """
+    log_w = ratio.detach().log().sum(dim=1, keepdim=True).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)  # (B, 1)
+    rising, falling = (
+        torch.where(advantages >= 0, at_least_0, below) for at_least_0, below in zip(positive, negative, strict=True)
+    )
+    weight = (rising * log_w + falling * (1 - log_w.exp())).exp()
+    return weight * advantages * logprobs
+
+
 def surrogate(
     name: Surrogate,
     ratio: Tensor,
@@ -156,15 +190,17 @@ def surrogate(
     dual_clip: float | None,
     cispo_cap: float,
     sapo_temperatures: tuple[float, float],
+    vespo: tuple[tuple[float, float], tuple[float, float]],
     level: RatioLevel = "token",
 ) -> Tensor:
-    """The objective per token (B, T), by name: clip, unclipped r·A, reinforce A·log π, cispo_*, sapo, nll log π.
+    """The objective per token (B, T), by name: clip, unclipped r·A, reinforce A·log π, cispo_*, sapo, vespo, nll log π.
 
     dppo_* is r·A, too: which tokens lose it is up to ``grpo_pl.functional.trust_region``.
 
     Args:
         ratio: from ``importance_ratio`` at ``level``; a geometric one is clipped there and not again here.
         sapo_temperatures: τ for positive and for negative advantages.
+        vespo: (k, λ) for advantages of at least 0, and for negative ones.
 
     Raises:
         ValueError: there is no surrogate or level of that name, or the surrogate cannot use a geometric ratio.
@@ -193,6 +229,8 @@ def surrogate(
     if name == "sapo":
         positive, negative = sapo_temperatures
         return sapo_surrogate(ratio, advantages, temperature_positive=positive, temperature_negative=negative)
+    if name == "vespo":
+        return vespo_surrogate(ratio, advantages, logprobs, positive=vespo[0], negative=vespo[1])
     return logprobs
 
 
@@ -206,22 +244,25 @@ def mismatch_weights(
     *_token: ρ per token; *_sequence: the product over the row; none: 1. reject_geometric: 1 where the row's geometric
     mean of ρ is inside [low, high] and 0 elsewhere, so that long rows are not rejected for their length alone (Liu et
     al. 2025, "When speed kills stability: demystifying RL collapse from the training-inference mismatch"; verl's
-    geometric rejection).
+    geometric rejection). seq_mask_tis: the same rows, and ρ of each token where the row is kept, without a bound
+    (sequence-masked truncated importance sampling, OpenRLHF's ``PolicyLoss``).
 
     Raises:
         ValueError: there is no mode of that name.
     """
     check_choice("mode", mode, Mismatch)
     log_rho = (old_logprobs - sampling_logprobs).detach().masked_fill(~mask, 0.0)
-    if mode in ("truncate_sequence", "mask_sequence", "reject_geometric"):
+    of_tokens = log_rho.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    if mode in ("truncate_sequence", "mask_sequence", "reject_geometric", "seq_mask_tis"):
         log_rho = log_rho.sum(dim=1, keepdim=True).expand_as(mask)
-    if mode == "reject_geometric":
+    if mode in ("reject_geometric", "seq_mask_tis"):
         log_rho = log_rho / mask.sum(dim=1, keepdim=True).clamp(min=1)
     rho = log_rho.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     if mode in ("truncate_token", "truncate_sequence"):
         return rho.clamp(max=high)
     if mode in ("mask_token", "mask_sequence"):
         return rho.masked_fill((rho < low) | (rho > high), 0.0)
-    if mode == "reject_geometric":
-        return ((rho >= low) & (rho <= high)).to(rho.dtype)
+    if mode in ("reject_geometric", "seq_mask_tis"):
+        kept = ((rho >= low) & (rho <= high)).to(rho.dtype)
+        return kept if mode == "reject_geometric" else kept * of_tokens
     return torch.ones_like(rho)

@@ -273,7 +273,7 @@ class GRPOAlgorithm(Objective):
         """A completion whose tokens all have advantage 0 contributes nothing at all, and is not forwarded."""
         own = self.surrogate == "nll" or isinstance(self.surrogate, SurrogateObjective)
         other_terms = own or self.kl_in_loss or self.needs_entropy or self.covariance == "kl" or self.needs_teacher
-        return self.skip_zero_advantage and not other_terms
+        return self.skip_zero_advantage and not (other_terms or self.anchor_coef > 0)
 
     # --- once per micro-batch -------------------------------------------------------------------------------
 
@@ -415,6 +415,10 @@ class GRPOAlgorithm(Objective):
             token_kl = kl.estimate(self.kl_estimator, tokens.logprobs, tokens.ref_logprobs, log_ratio.exp())
             total = total + self.beta * token_kl if self.kl_in_loss else total
             stats["kl"] = token_kl
+        if tokens.sampling_logprobs is not None and self.anchor_coef > 0:
+            anchor = (tokens.logprobs - tokens.sampling_logprobs).square()
+            total = total + self.anchor_coef * anchor
+            stats["sampling/anchor"] = anchor
         if tokens.entropy is not None:
             total = total - self.entropy_coef * tokens.entropy
             stats["entropy"] = tokens.entropy

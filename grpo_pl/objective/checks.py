@@ -34,7 +34,8 @@ def _check_choices(a: Objective) -> None:
 
 _NOT_NEGATIVE = (
     *("beta", "epsilon_low", "epsilon_high", "std_eps", "entropy_coef", "covariance_kl_coef", "mismatch_min"),
-    "distillation_coef",
+    *("distillation_coef", "anchor_coef"),
+    *("vespo_k_positive", "vespo_lambda_positive", "vespo_k_negative", "vespo_lambda_negative"),
     *("entropy_coef_step", "entropy_coef_max"),
 )
 _TURN_RANGES = ("gamma", "step_weight", "invalid_action_penalty")
@@ -251,6 +252,14 @@ def _ratio_rules(a: Objective) -> Rules:
             f"trust_region_top_k belongs to surrogate dppo_tv and dppo_kl, and surrogate is {_name(a.surrogate)}: set "
             "it to 0."
         )
+    if a.surrogate == "vespo":
+        if a.ratio_level != "token":
+            yield "surrogate vespo takes the ratio of the whole completion by itself: set ratio_level token."
+        if a.mismatch not in ("auto", "none", "in_ratio"):
+            yield (
+                f"surrogate vespo weighs by the ratio of the whole completion, and mismatch {a.mismatch} would weigh "
+                "once more: set mismatch in_ratio."
+            )
     if a.ratio_level == "sequence" and a.surrogate in WITHOUT_RATIO:
         yield f"surrogate {a.surrogate} uses no ratio: set ratio_level token."
     if a.dual_clip is not None:

@@ -87,8 +87,9 @@ class Objective:
     epsilon_high)) A log pi (MiniMax-M1, arXiv:2506.13585, eq. 4; verl); sapo: a sigmoid gate (arXiv:2511.20347);
     dppo_tv, dppo_kl: r A of the ratio to the policy that drew the token, 0 where the advantage leads further out of a
     trust region, by total variation or KL(drew||pi) of "this token or another one" (DPPO, arXiv:2602.04879, eqs. 11 to
-    14), epsilons then bound that divergence; nll: log pi, whatever the advantage (expert iteration); or a class of
-    one's own."""
+    14), epsilons then bound that divergence; vespo: sg(W^k e^(lambda (1 - W))) A log pi with the ratio W of the whole
+    completion, not normalised by its length (VESPO, arXiv:2602.10693); nll: log pi, whatever the advantage (expert
+    iteration); or a class of one's own."""
     epsilon_low: float = 0.2
     """The ratio is clipped below 1 - epsilon_low; in dppo_* the divergence allowed to tokens of negative advantage."""
     epsilon_high: float = 0.2
@@ -107,9 +108,17 @@ class Objective:
     """Steepness of the gate for positive advantages (SAPO)."""
     sapo_temperature_negative: float = 1.05
     """Steepness of the gate for negative advantages; higher damps them sooner (SAPO)."""
+    vespo_k_positive: float = 2.0
+    """Power k of W in vespo for advantages of at least 0: higher damps completions that have become less likely."""
+    vespo_lambda_positive: float = 3.0
+    """Decay lambda in vespo for advantages of at least 0: higher damps completions that have become more likely."""
+    vespo_k_negative: float = 3.0
+    """Power k of W in vespo for negative advantages."""
+    vespo_lambda_negative: float = 2.0
+    """Decay lambda in vespo for negative advantages."""
     aggregation: Aggregation = "sequence_mean"
     """Weight of a token: sequence_mean 1/(N length) (GRPO, eq. 3), token_mean 1/all tokens (DAPO, eq. 8), constant
-    1/(N max_completion_length) (Dr. GRPO)."""
+    1/(N max_completion_length) (Dr. GRPO), sequence_sum 1/N (LUSPO, arXiv:2602.05261)."""
 
     beta: float = 0.04
     """KL coefficient (DeepSeekMath, eq. 3); at 0 no reference model is loaded."""
@@ -187,12 +196,17 @@ class Objective:
     pi_old/pi_sampling per token or per sequence, truncated at mismatch_max, or set to 0 outside [mismatch_min,
     mismatch_max] (truncated importance sampling; IcePop, arXiv:2510.18855); reject_geometric: no weights, but a
     completion leaves the policy term where the geometric mean of its ratios is outside the bounds, which are close to 1
-    then, e.g. 0.999 and 1.001 (verl's geometric rejection). auto: where data.staleness is above 0 or completions are
-    drawn in parts, in_ratio, or truncate_token for a surrogate without a ratio; none elsewhere."""
+    then, e.g. 0.999 and 1.001 (verl's geometric rejection); seq_mask_tis: the same completions leave, and the tokens of
+    the others have their weights (sequence-masked truncated importance sampling of OpenRLHF and NeMo-RL). auto: where
+    data.staleness is above 0 or completions are drawn in parts, in_ratio, or truncate_token for a surrogate without a
+    ratio; none elsewhere."""
     mismatch_min: float = 0.0
-    """Lower bound of the mask_token, mask_sequence and reject_geometric corrections."""
+    """Lower bound of the mask_token, mask_sequence, reject_geometric and seq_mask_tis corrections."""
     mismatch_max: float = 2.0
     """Upper bound of the mismatch corrections."""
+    anchor_coef: float = 0.0
+    """Weight of (log pi - log pi_sampling)^2 in each token's loss, which holds the policy near what drew the tokens
+    (Kimi K2.5, arXiv:2602.02276, its tau; prime-rl's kl_tau, 1e-3 beside dppo_tv)."""
     off_policy_mask: float | None = None
     """Tokens of negative advantage lose their policy term in completions whose mean of log(pi_sampling/pi) is above
     this number, so that the policy has moved away from what was drawn (DeepSeek-V3.2, arXiv:2512.02556, eq. 9); null is
@@ -317,7 +331,8 @@ class Objective:
     def needs_sampling_logprobs(self) -> bool:
         """``loss`` wants ``sampling_logprobs``."""
         drawn = self.anchored_at_sampling or getattr(self.surrogate, "needs_sampling_logprobs", False)
-        return drawn or self.mismatch not in ("none", "auto") or self.off_policy_mask is not None
+        compared = self.off_policy_mask is not None or self.anchor_coef > 0
+        return drawn or compared or self.mismatch not in ("none", "auto")
 
     def _declared(self, need: str) -> bool:
         """True if a part that is a class declares ``need``."""

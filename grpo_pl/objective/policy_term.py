@@ -30,6 +30,7 @@ def surrogate(a: Objective, tokens: TokenBatch) -> Tensor:
         dual_clip=a.dual_clip,
         cispo_cap=a.cispo_cap,
         sapo_temperatures=(a.sapo_temperature_positive, a.sapo_temperature_negative),
+        vespo=((a.vespo_k_positive, a.vespo_lambda_positive), (a.vespo_k_negative, a.vespo_lambda_negative)),
         level=a.ratio_level,
     )
     if not a.bounds_divergence:
@@ -67,7 +68,7 @@ def sampler_term(a: Objective, tokens: TokenBatch) -> tuple[Tensor | float, Stat
         stats["sampling/importance_sampling_ratio/mean"] = weight
         stats["sampling/sampling_logp_difference/mean"] = (old - drawn).abs()
         if mode != "none":
-            most = math.inf if mode == "reject_geometric" else a.mismatch_max
+            most = math.inf if mode in ("reject_geometric", "seq_mask_tis") else a.mismatch_max
             cut = (weight >= most) | (weight == 0)
             stats["sampling/importance_sampling_ratio/cut_ratio"] = cut.to(weight.dtype)
     if a.off_policy_mask is not None:

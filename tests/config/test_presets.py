@@ -49,7 +49,7 @@ def test_a_preset_has_the_fields_of_the_table(file: Path) -> None:
 
 
 def test_the_table_and_the_help_have_every_preset() -> None:
-    assert len(FILES) == 22
+    assert len(FILES) == 24
     assert list(presets()) == [file.stem for file in FILES] == list(TABLE["beta"])
 
 

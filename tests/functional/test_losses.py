@@ -31,13 +31,14 @@ def weights_of_a_short_and_a_long_completion(aggregation):
         ("sequence_mean", 1 / 20, 1 / 200),  # 10 : 1
         ("token_mean", 1 / 110, 1 / 110),  # 1 : 1
         ("constant", 1 / 400, 1 / 400),  # 1 : 1, and never the padded width of 100
+        ("sequence_sum", 1 / 2, 1 / 2),
     ],
 )
 def test_weight_of_a_token_in_a_10_and_a_100_token_completion(aggregation, short, long):
     assert weights_of_a_short_and_a_long_completion(aggregation) == pytest.approx((short, long))
 
 
-@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant", "sequence_sum"])
 def test_empty_completions_have_no_weight_and_no_nan(aggregation):
     mask = torch.tensor([[False, False], [True, False]])
     weights = losses.token_weights(
@@ -51,7 +52,7 @@ def test_empty_completions_have_no_weight_and_no_nan(aggregation):
     assert (nothing == 0).all()
 
 
-@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant", "sequence_sum"])
 def test_padding_does_not_change_weights(aggregation):
     mask = torch.tensor([[True, True, False], [True, False, False]])
     totals = {"aggregation": aggregation, "num_sequences": 2, "num_tokens": 3, "max_completion_length": 8}
@@ -143,6 +144,22 @@ def test_sapo_gate():
     assert ratio.grad[0].tolist() == pytest.approx([3.0, -3.0, 4 * gate * (1 - gate)])  # gradient A at ratio 1
 
 
+def test_vespo_weighs_by_the_ratio_of_the_whole_completion():
+    """Two rows, W = 2 · 1/2 · 3 and 1/2, the second of one token; by the formula, number by number."""
+    ratio = torch.tensor([[2.0, 0.5, 3.0], [0.5, 1.0, 1.0]], dtype=torch.float64)
+    logprobs = torch.tensor([[-1.0, -2.0, -3.0], [-4.0, 0.0, 0.0]], dtype=torch.float64).requires_grad_()
+    settings = {"positive": (2.0, 3.0), "negative": (3.0, 2.0)}
+    for advantage, (k, decay) in ((0.7, (2.0, 3.0)), (0.0, (2.0, 3.0)), (-1.3, (3.0, 2.0))):
+        advantages = torch.full((2, 1), advantage, dtype=torch.float64)
+        result = losses.vespo_surrogate(ratio, advantages, logprobs, **settings)
+        for row_number, w in enumerate((3.0, 0.5)):
+            weight = w**k * math.exp(decay * (1 - w))
+            expected = [weight * advantage * lp for lp in logprobs[row_number].tolist()]
+            assert result[row_number].tolist() == pytest.approx(expected, rel=1e-12)
+            (slope,) = torch.autograd.grad(result[row_number].sum(), logprobs, retain_graph=True)
+            assert slope[row_number].tolist() == pytest.approx([weight * advantage] * 3, rel=1e-12)
+
+
 def test_ratio_of_a_detached_copy_is_one_with_a_live_gradient():
     logprobs = row(-0.3, -2.0).requires_grad_()
     ratio = torch.exp(losses.masked_log_ratio(logprobs, logprobs.detach(), torch.ones(1, 2, dtype=torch.bool)))
@@ -165,6 +182,7 @@ def test_ratio_of_a_detached_copy_is_one_with_a_live_gradient():
         ("truncate_sequence", [1.0, 1.0, 1.0]),  # 4 · 1/4 · 1
         ("mask_sequence", [1.0, 1.0, 1.0]),
         ("reject_geometric", [1.0, 1.0, 1.0]),
+        ("seq_mask_tis", [4.0, 0.25, 1.0]),
     ],
 )
 def test_mismatch_weights(mode, expected):
@@ -201,10 +219,27 @@ def test_the_geometric_mean_rejects_by_the_ratio_of_a_token_whatever_the_length(
     assert kept(0.97, 1.009) == [0, 0, 1]
 
 
+def test_a_sequence_is_masked_by_its_geometric_mean_and_its_tokens_keep_their_own_weights():
+    """By a loop over rows and tokens; means 1.2, 0.4 and 2.1 of rows of 3, 2 and 1 tokens."""
+    rho = torch.tensor([[4.0, 0.6, 0.72], [0.8, 0.2, 99.0], [2.1, 99.0, 99.0]], dtype=torch.float64)
+    mask = torch.tensor([[True] * 3, [True, True, False], [True, False, False]])
+    weights = losses.mismatch_weights(rho.log(), torch.zeros_like(rho), mask, mode="seq_mask_tis", low=0.5, high=2.0)
+    for found, ratios, here in zip(weights.tolist(), rho.tolist(), mask.tolist(), strict=True):
+        own = [r for r, there in zip(ratios, here, strict=True) if there]
+        kept = 0.5 <= math.prod(own) ** (1 / len(own)) <= 2.0
+        assert found[: len(own)] == pytest.approx([r * kept for r in own], rel=1e-12)
+    assert weights[0, 0] == pytest.approx(4.0) and (weights[1:][mask[1:]] == 0).all()
+
+
 # --- names and far ratios -----------------------------------------------------------------------------------
 
 EPSILONS = {"epsilon_low": 0.2, "epsilon_high": 0.2}
-SETTINGS = EPSILONS | {"dual_clip": None, "cispo_cap": 5.0, "sapo_temperatures": (1, 1.05)}
+SETTINGS = EPSILONS | {
+    "dual_clip": None,
+    "cispo_cap": 5.0,
+    "sapo_temperatures": (1, 1.05),
+    "vespo": ((2.0, 3.0), (3.0, 2.0)),
+}
 
 
 @pytest.mark.parametrize("typo", ["typo", "Clip", "", None, "token mean"])

@@ -255,9 +255,13 @@ def naive_choice(name: str, batch: Batch, advantage) -> set[tuple[int, int]]:
 def naive_completion(name: str, advantage, lp: Tensor, old: Tensor, ref: Tensor, chosen=()) -> Tensor:
     """Sum over the tokens of one completion of what its preset minimises; ``advantage`` per token."""
     n = len(lp)
-    if name == "gspo":  # its own gradient: through the whole completion
+    if name in ("gspo", "luspo"):  # its own gradient: through the whole completion
         ratio = torch.exp((lp - old).mean())
-        return -n * clipped(ratio, advantage[0], 3e-4, 4e-4)
+        return -n * clipped(ratio, advantage[0], *((3e-4, 4e-4) if name == "gspo" else (2e-3, 2.5e-3)))
+    if name == "vespo":
+        k, decay = (2.0, 3.0) if advantage[0] >= 0 else (3.0, 2.0)
+        w = math.exp(sum((a - b).item() for a, b in zip(lp, old, strict=True)))
+        return -(w**k) * math.exp(decay * (1 - w)) * advantage[0] * lp.sum()
     if name == "gmpo":
         logs = lp - old
         sign = 1.0 if advantage[0] >= 0 else -1.0
@@ -298,7 +302,7 @@ def naive_completion(name: str, advantage, lp: Tensor, old: Tensor, ref: Tensor,
 
 TOKEN_MEAN = (
     *("dapo", "cispo", "reinforce_plus_plus", "expert_iteration", "gigpo", "clip_cov", "kl_cov"),
-    *("distill", "gkd"),
+    *("distill", "gkd", "vespo"),
 )
 
 
@@ -326,6 +330,8 @@ def naive_gradient(name: str, batch: Batch):
             total = total + value / sum(lengths[j] for j in kept)
         elif name in ("dr_grpo", "rloo", "remax", "turn_returns", "dppo", "maxrl"):
             total = total + value / (len(kept) * MAX_LENGTH)
+        elif name == "luspo":
+            total = total + value / len(kept)
         else:
             total = total + value / (len(kept) * n)
     return total.detach(), torch.autograd.grad(total, leaf)[0]
@@ -334,7 +340,7 @@ def naive_gradient(name: str, batch: Batch):
 @pytest.mark.parametrize("name", presets())
 def test_preset_has_the_loss_and_gradient_of_the_reference(name):
     # GSPO's bounds are a thousand times tighter: a smaller drift leaves some completions clipped and others not
-    batch = make_batch(drift=6e-4 if name == "gspo" else 0.3)
+    batch = make_batch(drift={"gspo": 6e-4, "luspo": 4e-3}.get(name, 0.3))
     algorithm = preset(name)
     loss, gradient = our_gradient(algorithm, batch)
     expected_loss, expected_gradient = naive_gradient(name, batch)
@@ -582,7 +588,9 @@ def test_needs():
     assert dppo.needs_sampling_logprobs and not dppo.needs_old_logprobs  # nothing is scored before the first update
 
 
-@pytest.mark.parametrize("name", [name for name in presets() if preset(name).ratio_level == "token"])
+@pytest.mark.parametrize(
+    "name", [name for name in presets() if preset(name).ratio_level == "token" and name != "vespo"]
+)
 def test_token_level_losses_may_be_computed_from_a_flat_list_of_tokens(name):
     algorithm, batch = preset(name), make_batch()
     result, advantages = token_advantages(algorithm, batch)
@@ -735,7 +743,9 @@ def test_samples_of_earlier_weights_have_the_gradient_of_fresh_ones_where_nothin
     assert not torch.allclose(uncorrected, fresh, rtol=1e-2)
 
 
-@pytest.mark.parametrize(("mode", "cut"), [("truncate_token", 1), ("mask_token", 2), ("reject_geometric", 0)])
+@pytest.mark.parametrize(
+    ("mode", "cut"), [("truncate_token", 1), ("mask_token", 2), ("reject_geometric", 0), ("seq_mask_tis", 0)]
+)
 def test_the_share_of_tokens_whose_weight_is_cut_is_measured(mode, cut):
     algorithm = GRPOAlgorithm(beta=0.0, mismatch=mode, mismatch_min=0.5, mismatch_max=2.0)
     output = one_token(
@@ -747,6 +757,31 @@ def test_the_share_of_tokens_whose_weight_is_cut_is_measured(mode, cut):
     )
     total, count = output.stats["sampling/importance_sampling_ratio/cut_ratio"]
     assert (total.item(), count.item()) == (cut, 3)
+
+
+def test_the_anchor_adds_the_squared_log_ratio_to_what_drew_the_tokens():
+    """Beside DPPO as in prime-rl's default loss, token by token; a masked token of the policy term keeps its anchor."""
+    algorithm = replace(preset("dppo"), anchor_coef=0.3, entropy_coef=0.0)
+    drawn = [-1.0, -0.7, -2.3]
+    now = torch.tensor([[-1.2, -0.2, -2.0]], dtype=torch.float64, requires_grad=True)  # the second is too high
+    output = one_token(
+        algorithm,
+        logprobs=now,
+        sampling_logprobs=torch.tensor([drawn], dtype=torch.float64),
+        mask=torch.ones(1, 3, dtype=torch.bool),
+        weights=torch.full((1, 3), 0.5, dtype=torch.float64),
+    )
+    expected, slopes = 0.0, []
+    for lp, mu in zip(now[0].tolist(), drawn, strict=True):
+        inside = math.exp(lp) - math.exp(mu) <= 0.15
+        expected += 0.5 * (-2.0 * math.exp(lp - mu) * inside + 0.3 * (lp - mu) ** 2)
+        slopes.append(0.5 * (-2.0 * math.exp(lp - mu) * inside + 0.6 * (lp - mu)))
+    output.loss.backward()
+    assert output.loss.item() == pytest.approx(expected, rel=1e-10)
+    assert now.grad[0].tolist() == pytest.approx(slopes, rel=1e-10)
+    assert output.stats["sampling/anchor"][0].item() == pytest.approx(0.04 + 0.25 + 0.09)
+    assert algorithm.needs_sampling_logprobs and not algorithm.skips_zeros
+    assert GRPOAlgorithm(anchor_coef=0.1).needs_sampling_logprobs and not GRPOAlgorithm().needs_sampling_logprobs
 
 
 def test_no_ratio_without_update_means_policy_gradient():

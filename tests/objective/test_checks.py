@@ -55,6 +55,9 @@ RANGES = [
     ("distillation_mix", 1.0),
     ("distillation_mix", math.nan),
     ("distillation_coef", -0.5),
+    ("anchor_coef", -0.1),
+    ("vespo_k_positive", -1.0),
+    ("vespo_lambda_negative", math.inf),
 ]
 
 
@@ -115,6 +118,8 @@ COMBINATIONS = [
     ({"surrogate": "dppo_tv", "dual_clip": 3.0}, "set it to null"),
     ({"ratio_level": "geometric", "dual_clip": 3.0}, "set it to null"),
     ({"surrogate": "sapo", "dual_clip": 3.0}, "set it to null"),
+    ({"surrogate": "vespo", "ratio_level": "sequence"}, "ratio_level token"),
+    ({"surrogate": "vespo", "mismatch": "truncate_token"}, "mismatch in_ratio"),
     ({"surrogate": "nll"} | PLAIN, "samples correct"),
     ({"surrogate": "nll", "samples": "correct"}, "baseline none"),
     ({"surrogate": "nll", "samples": "correct"} | PLAIN | IN_REWARD, "kl_placement loss"),
