@@ -10,9 +10,11 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol
 
+from grpo_pl.environments.call_reader import CallReader
+from grpo_pl.openai_format import answers
+from grpo_pl.openai_format.answers import DONE, MadeCall
 from grpo_pl.rollout.native.continuous import ScoredToken
 from grpo_pl.rollout.texts import TextStream
-from serve.call_reader import CallReader, MadeCall
 from serve.errors import ApiError
 from serve.generator import Chunk
 from serve.json_response import Encoded, encoded, to_json
@@ -178,11 +180,10 @@ class ChoicesFormat:
         return self._event(part, {"usage": usage_of(choices, self._request.n)} if continuous else {})
 
     def closing(self, choices: Sequence[Choice]) -> str:
-        end = "data: [DONE]\n\n"
         if not self._request.stream_options.include_usage:
-            return end
+            return DONE
         usage = {"choices": [], "usage": usage_of(choices, self._request.n)}
-        return event({**self._head(self.chunk_name), **usage}) + end
+        return event({**self._head(self.chunk_name), **usage}) + DONE
 
     def failure(self, error: ApiError) -> str:
         return event(error.body())
@@ -197,8 +198,9 @@ class ChoicesFormat:
         return {"prompt_token_ids": list(choice.prompt)} if here else {}
 
     def _head(self, name: str) -> dict[str, Any]:
-        head = {"id": self._id, "object": name, "created": self._created, "model": self._model_name}
-        return {**head, "system_fingerprint": self.system_fingerprint}
+        return answers.head(
+            name, id=self._id, created=self._created, model=self._model_name, fingerprint=self.system_fingerprint
+        )
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
         told = {"logprobs": self._logprobs(choice, choice.echoed + choice.tokens), "finish_reason": choice.finish}
@@ -238,14 +240,10 @@ class ChatFormat(ChoicesFormat):
         return self._event(part, self._prompt_ids(choice, of_choice=False))
 
     def _content(self, choice: Choice) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
-        if choice.calls:
-            message |= {"content": choice.text or None, "tool_calls": [call.message() for call in choice.calls]}
-        return {"message": message}
+        return {"message": answers.assistant_message(choice.text, choice.calls)}
 
     def _delta(self, choice: Choice, text: str) -> dict[str, Any]:
-        calls = [{"index": i, **call.message()} for i, call in choice.new_calls()]
-        return {"delta": ({"content": text} if text else {}) | ({"tool_calls": calls} if calls else {})}
+        return {"delta": answers.delta(text, choice.new_calls())}
 
     def _log_probabilities(self, tokens: Sequence[ScoredToken], texts: Sequence[str], offset: int) -> dict[str, Any]:
         entry = self._texts.entry
@@ -289,7 +287,7 @@ class CompletionFormat(ChoicesFormat):
 
 def event(value: Any) -> str:
     """One server-sent event."""
-    return f"data: {encoded(value)}\n\n"
+    return answers.event(encoded(value))
 
 
 def usage_of(choices: Sequence[Choice], n: int) -> dict[str, int]:
@@ -297,4 +295,4 @@ def usage_of(choices: Sequence[Choice], n: int) -> dict[str, int]:
     tokens included."""
     prompt = sum(len(choice.prompt) for choice in choices[::n])
     completion = sum(len(choice.stream.tokens) for choice in choices)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return answers.usage(prompt, completion)

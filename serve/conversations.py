@@ -10,11 +10,11 @@ from typing import Any
 
 from grpo_pl.environments.base import listed, text_of
 from grpo_pl.environments.tool_calls import Call, Result
+from grpo_pl.openai_format.messages import Message
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.template import PROBE_TOOL, Example, PromptTemplate, takes_tools, telling
 from grpo_pl.policy.trained import ServedModel
 from serve.errors import ApiError, bad_request
-from serve.messages import Message
 
 _PROBE = Call(PROBE_TOOL["function"]["name"], {"x": "1"})
 
@@ -89,7 +89,7 @@ def _answer(exchange: Exchange, turn: Message, place: int) -> dict[str, int]:
     else:
         exchange.actions.append(Action(turn.text))
     action = exchange.actions[-1]
-    action.calls = [called.call for called in turn.tool_calls]
+    action.calls = [Call(called.function.name, called.arguments) for called in turn.tool_calls]
     action.results = [Result(call.name, "") for call in action.calls]
     ids = {called.id: i for i, called in enumerate(turn.tool_calls)}
     if len(ids) < len(turn.tool_calls):

@@ -11,22 +11,12 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from grpo_pl.openai_format.errors import error_body, field_fault
 from serve.json_response import json_response
 
 log = logging.getLogger(__name__)
 
 _LONGEST = 500  # characters of a message, which may quote the client
-_WITHOUT_CLASSES = {
-    **dict.fromkeys(("model_type", "dict_type"), "Input should be a JSON object"),
-    "is_instance_of": "Input should be a valid string",  # of `str`, the only class that is asked for
-}
-"""pydantic's error types whose messages name classes or types of Python."""
-_TYPES = {
-    401: "authentication_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-    **dict.fromkeys((501, 505), "invalid_request_error"),
-}
 
 
 class Fault(BaseModel):
@@ -61,8 +51,7 @@ class ApiError(HTTPException):
         self.message = message if len(message) <= _LONGEST else f"{message[:_LONGEST]} …"
 
     def body(self) -> dict[str, Any]:
-        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        return error_body(self.status, self.message, code=self.code, param=self.param)
 
     def response(self) -> Response:
         return json_response(self.body(), status=self.status, headers=self.headers)
@@ -93,14 +82,8 @@ def shutting_down() -> ApiError:
 
 def from_fault(fault: Mapping[str, Any]) -> ApiError:
     """The ``ApiError`` for one of pydantic's ``errors()``, with the path of the field as ``param``."""
-    path = [part for part in map(str, fault["loc"]) if part.isidentifier() or part.isdigit()]  # no names of union types
-    if named := fault.get("ctx", {}).get("field"):  # a rule for the whole object may still be about one field
-        path.append(named)
-    param = ".".join(path) or None
-    codes = {"missing": "missing_field"} | {kind: kind for kind in ("unknown_parameter", "unsupported_parameter")}
-    code = codes.get(fault["type"], "invalid_value")
-    message = _WITHOUT_CLASSES.get(fault["type"]) or fault["msg"].removeprefix("Value error, ")
-    return bad_request(f"{param}: {message}" if param else message, param=param, code=code)
+    message, param, code = field_fault(fault)
+    return bad_request(message, param=param, code=code)
 
 
 def install_handlers(app: FastAPI) -> None:

@@ -7,18 +7,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from grpo_pl.environments.call_reader import CallReader
+from grpo_pl.environments.tool_calls import Call
 from grpo_pl.functional.sampling import row_key
+from grpo_pl.openai_format.messages import FunctionTool, Message
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rollout.decoding import row_keys
 from grpo_pl.rollout.native.continuous import SequenceOptions
 from grpo_pl.rollout.processors import LogitOptions
 from grpo_pl.types import SampleKey, SamplingParams
-from serve.call_reader import CallReader
 from serve.conversations import Conversation, Renderer
 from serve.errors import ApiError, bad_request
 from serve.generate_worker import Generate
 from serve.grammars import MAX_GRAMMAR, Grammar
-from serve.messages import FunctionTool, Message
 from serve.schemas import EvalProblem, Sampling
 
 _SCALARS = ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p", "min_tokens")
@@ -55,7 +56,11 @@ class Prompts:
                 long (400).
         """
         conversation, schemas = Conversation.of(messages), [tool.for_template for tool in tools]
-        calls = [self._renderer.call_text(called.call) for message in messages for called in message.tool_calls]
+        calls = [
+            self._renderer.call_text(Call(called.function.name, called.arguments))
+            for message in messages
+            for called in message.tool_calls
+        ]
         said = [*(message.text for message in messages), *calls]
         described = self._renderer.tools_text(schemas)
 

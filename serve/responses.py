@@ -10,17 +10,17 @@ from typing import Annotated, Any, Literal
 from fastapi import Request, Response
 from pydantic import Discriminator, Field, Tag, ValidationError
 
+from grpo_pl.openai_format import fields
+from grpo_pl.openai_format.answers import MadeCall
+from grpo_pl.openai_format.fields import MAX_ITEMS, MAX_TOOLS, Body, Short, Text, by_type
+from grpo_pl.openai_format.messages import ContentPart, FunctionSchema, FunctionTool, Message
+from grpo_pl.openai_format.requests import TOOL_CHOICE, StreamOptions
 from grpo_pl.rollout.native.continuous import ScoredToken
-from serve import fields
 from serve.answers import Choice, usage_of
-from serve.call_reader import MadeCall
 from serve.completions import CompletionRoutes
 from serve.errors import ApiError, from_fault
-from serve.fields import Body, Short, Text, by_type
 from serve.json_response import to_json
-from serve.messages import ContentPart, FunctionSchema, FunctionTool, Message
-from serve.schemas import TOOL_CHOICE, BaseRequest, ChatRequest, Seed, StreamOptions
-from serve.settings import MAX_ITEMS, MAX_TOOLS
+from serve.schemas import BaseRequest, ChatRequest, Seed
 
 
 class TextFormat(Body):

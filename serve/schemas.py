@@ -16,12 +16,12 @@ from pydantic import (
     model_validator,
 )
 
-from serve import fields
+from grpo_pl.openai_format import fields
+from grpo_pl.openai_format.fields import MAX_ITEMS, MAX_SHORT, Body, Short, Text, at, by_type, chosen
+from grpo_pl.openai_format.requests import Conversing, StreamOptions
 from serve.errors import bad_request
-from serve.fields import MAX_SHORT, Body, Short, Text, at, by_type, chosen
 from serve.grammars import MAX_GRAMMAR, Grammar
-from serve.messages import FunctionTool, Message, NamedTool
-from serve.settings import MAX_COLUMNS, MAX_ITEMS, MAX_SAMPLES, MAX_TEXT, MAX_TOOLS
+from serve.settings import MAX_COLUMNS, MAX_SAMPLES, MAX_TEXT
 
 AnyText = Annotated[InstanceOf[str], Field(max_length=MAX_TEXT)]  # unlike `Text` it may hold lone surrogates
 _SMALLEST = 2.0**-126  # smaller 32-bit floats are zero or lose digits, and no token would be left to draw
@@ -29,10 +29,6 @@ _FailFast = Field(fail_fast=True)  # one error for a list, not one per element: 
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-TOOL_CHOICE = by_type(
-    "none, auto, required, or an object that names a tool", {str: "a word", dict: "a tool", Body: "a tool"}
-)
-"""Reads ``tool_choice``."""
 _TokenName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 
 
@@ -52,16 +48,6 @@ def _as_list(value: Any) -> Any:
     if not isinstance(value, list):
         raise ValueError("give a text or a list of texts")
     return value
-
-
-class StreamOptions(Body):
-    """Options of a stream."""
-
-    ignored = fields.STREAM_OPTIONS
-    include_usage: bool = False
-    """Send a last chunk with the usage."""
-    continuous_usage_stats: bool = False
-    """Add the usage so far to every chunk."""
 
 
 class BaseRequest(Body):
@@ -243,49 +229,20 @@ class _GenerationRequest(Sampling):
         return None if asked is None else asked.grammar
 
 
-class ChatRequest(_GenerationRequest):
+class ChatRequest(_GenerationRequest, Conversing):
     """``POST /v1/chat/completions``."""
 
     ignored = fields.CHAT
-    messages: list[Message] = Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)
     logprobs: bool = False
     """Return the log-probability of every token."""
     top_logprobs: int | None = Field(None, ge=0, le=20)
     """With logprobs: return this many likely tokens at every position."""
-    tools: list[FunctionTool] = Field([], max_length=MAX_TOOLS, fail_fast=True)
-    """Functions that an answer may call."""
-    tool_choice: Annotated[
-        Annotated[Literal["none", "auto", "required"], Tag("a word")] | Annotated[NamedTool, Tag("a tool")], TOOL_CHOICE
-    ] = "auto"
-    """When an answer calls tools: never, as the model decides, always, or always the named one."""
-    parallel_tool_calls: bool = True
-    """Let an answer hold several calls; otherwise it ends with the first."""
 
     @model_validator(mode="after")
-    def _tools_fit(self) -> Self:
-        names = [tool.name for tool in self.tools]
-        if len(set(names)) < len(names):
-            raise at("tools", f"{max(names, key=names.count)!r} is there twice")
-        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.name not in names:
-            raise at("tool_choice", f"there is no tool {self.tool_choice.name!r} in tools")
-        if self.tool_choice == "required" and not names:
-            raise at("tool_choice", "required needs tools")
+    def _grammar_or_tools(self) -> Self:
         if self.offered and self.grammar is not None:
             raise at("tools", "give them without response_format or structured_outputs, or with tool_choice none")
         return self
-
-    @property
-    def offered(self) -> list[FunctionTool]:
-        """The tools that an answer may call."""
-        return [] if self.tool_choice == "none" else self.tools
-
-    @property
-    def must_call(self) -> list[FunctionTool]:
-        """The tools of which an answer must call one; empty if it need not call any."""
-        chosen = self.tool_choice
-        if isinstance(chosen, NamedTool):
-            return [tool for tool in self.tools if tool.name == chosen.name]
-        return self.tools if chosen == "required" else []
 
     @model_validator(mode="after")
     def _alternatives_belong_to_logprobs(self) -> Self:

@@ -20,11 +20,6 @@ WEIGHTS_KEY = "GRPO_PL_WEIGHTS_KEY"
 
 MAX_SAMPLES = 64
 """Most completions of one prompt in one request."""
-MAX_ITEMS = 1024
-"""Most items of one score or evaluate request, and messages of a chat."""
-
-MAX_TOOLS = 128
-"""Most tools in a request, and calls of tools in a message."""
 MAX_COLUMNS = 64
 """Most further fields of the items of one request."""
 MAX_TEXT = 1 << 20

@@ -8,14 +8,13 @@ from typing import Self
 from fastapi import Response
 from pydantic import Field, model_validator
 
-from serve import fields
+from grpo_pl.openai_format import fields
+from grpo_pl.openai_format.fields import MAX_ITEMS, MAX_TOOLS, Text, at
+from grpo_pl.openai_format.messages import FunctionTool, Message
 from serve.errors import bad_request, check_model
-from serve.fields import Text, at
 from serve.json_response import json_response
-from serve.messages import FunctionTool, Message
 from serve.prompts import Prompts
 from serve.schemas import BaseRequest, TokenId
-from serve.settings import MAX_ITEMS, MAX_TOOLS
 
 _MOST_TOKENS = 1 << 17
 

@@ -19,11 +19,11 @@ from fastapi import Response
 from grpo_pl.config.objects import build, build_environment, build_rewards
 from grpo_pl.files.checkpoints import PATTERN, broken, facts_of, newest_whole, rollouts_of
 from grpo_pl.files.runs import RunFolder
+from grpo_pl.openai_format.fields import Body, Text
 from grpo_pl.policy.trained import ServedModel, find_model, without_link
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from serve.errors import ApiError, bad_request
-from serve.fields import Body, Text
 from serve.json_response import json_response
 from serve.logs import write_output
 from serve.versions import DropWeights, LoadWeights

@@ -13,15 +13,16 @@ import grpo_pl
 
 ROOT = Path(grpo_pl.__file__).parents[1]
 PACKAGE = ROOT / "grpo_pl"
-LOWEST = {"types", "functional", "files", "processes", "rewards", "environments"}
+LOWEST = {"types", "functional", "files", "processes", "openai_format", "rewards", "environments"}
 MIDDLE = {"config", "objective", "data", "policy", "rollout", "evaluation"}
 MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "functional": {"types"},
     "files": set(),
     "processes": set(),
-    "rewards": {"files", "functional", "processes"},
-    "environments": {"rewards", "functional", "processes"},
+    "openai_format": set(),
+    "rewards": {"files", "functional", "openai_format", "processes"},
+    "environments": {"rewards", "functional", "openai_format", "processes"},
     "config": {"objective", *LOWEST},
     "objective": {"types", "functional"},
     "data": LOWEST,
@@ -183,6 +184,12 @@ def test_child_processes_need_the_standard_library_and_torch_for_tensors_alone()
     for file in _files("processes"):
         libraries = {module.partition(".")[0] for module in _imports(file)} - sys.stdlib_module_names - {"grpo_pl"}
         assert libraries <= ({"torch"} if file.stem == "tensors" else set()), file
+
+
+def test_the_format_of_openai_needs_pydantic_and_no_server() -> None:
+    for file in _files("openai_format"):
+        libraries = {module.partition(".")[0] for module in _imports(file)} - sys.stdlib_module_names - {"grpo_pl"}
+        assert libraries <= {"pydantic", "pydantic_core"}, file
 
 
 @pytest.mark.parametrize("room", sorted(MIDDLE | LOWEST))

@@ -10,6 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from grpo_pl.environments.tool_calls import CallParser, HermesCalls, Result, TagCalls
+from grpo_pl.openai_format.messages import Message
 from grpo_pl.policy.dialogue import Dialogue, PlainTurns
 from grpo_pl.policy.template import Example, PromptTemplate
 from grpo_pl.policy.tokenizer import character_tokenizer
@@ -17,7 +18,6 @@ from grpo_pl.policy.tool_form import ToolForm
 from grpo_pl.types import SamplingParams
 from serve.conversations import Conversation, Renderer
 from serve.errors import ApiError
-from serve.messages import Message
 from serve.prompts import Prompts
 
 TEMPLATES = Path(pytest.importorskip("trl").__file__).parent / "chat_templates"

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from grpo_pl.openai_format.messages import FunctionTool
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.policy.tool_form import ToolForm
 from serve.errors import ApiError
-from serve.messages import FunctionTool
 from serve.prompts import Prompts
 
 

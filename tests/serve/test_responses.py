@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage
 
+from grpo_pl.environments.call_reader import CallReader
 from grpo_pl.environments.tool_calls import HermesCalls
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rollout.native.continuous import ScoredToken
 from grpo_pl.rollout.texts import TextStream
 from serve.answers import Choice
-from serve.call_reader import CallReader
 from serve.conversations import Conversation
 from serve.errors import ApiError
 from serve.generator import Chunk

@@ -6,23 +6,11 @@ import json
 import re
 import uuid
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from grpo_pl.environments.tool_calls import Call, CallParser
-from serve.errors import ApiError
-from serve.json_body import parse_object
-
-
-class MadeCall(NamedTuple):
-    """A call in the form that clients get."""
-
-    id: str
-    name: str
-    arguments: str
-    """A JSON object."""
-
-    def message(self) -> dict[str, Any]:
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+from grpo_pl.openai_format.answers import MadeCall
+from grpo_pl.openai_format.json_text import parse_object
 
 
 class CallReader:
@@ -101,7 +89,7 @@ class CallReader:
         try:
             arguments = json.dumps(call.arguments, ensure_ascii=False, allow_nan=False)
             parse_object(arguments.encode())  # what the server would refuse when the client sends the call back
-        except (ValueError, RecursionError, ApiError):  # no JSON number, half a character, brackets without end
+        except (ValueError, RecursionError):  # no JSON number, half a character, brackets without end
             return None
         return MadeCall(f"call_{uuid.uuid4().hex[:24]}", call.name, arguments)
 

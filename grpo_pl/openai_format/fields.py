@@ -18,6 +18,11 @@ Text = Annotated[str, Field(min_length=0)]  # a string with a constraint is chec
 MAX_SHORT = 256
 Short = Annotated[str, Field(min_length=1, max_length=MAX_SHORT)]
 
+MAX_ITEMS = 1024
+"""Most items of a list in a request, such as the messages of a chat."""
+MAX_TOOLS = 128
+"""Most tools in a request, and calls of tools in a message."""
+
 ANY = object()
 """Any value is accepted, because the field has no effect on the text."""
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from grpo_pl.environments.call_reader import CallReader
 from grpo_pl.environments.tool_calls import Call, CallParser, HermesCalls, Result, TagCalls
-from serve.call_reader import CallReader
 
 CALC = {
     "type": "function",

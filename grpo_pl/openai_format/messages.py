@@ -9,12 +9,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from grpo_pl.environments.tool_calls import Call
-from serve import fields
-from serve.errors import ApiError
-from serve.fields import Body, Short, Text, at, by_type
-from serve.json_body import parse_object
-from serve.settings import MAX_ITEMS, MAX_TOOLS
+from grpo_pl.openai_format import fields
+from grpo_pl.openai_format.fields import MAX_ITEMS, MAX_TOOLS, Body, Short, Text, at, by_type
+from grpo_pl.openai_format.json_text import MalformedJson, parse_object
 
 _TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 _Name = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")]
@@ -140,18 +137,18 @@ class ToolCall(Body):
         try:
             arguments = parse_object(self.function.arguments.encode(), name="the text")
             json.dumps(arguments, ensure_ascii=False).encode()
-        except ApiError as error:
+        except MalformedJson as error:
             raise at("function.arguments", error.message) from None
         except UnicodeEncodeError:
             raise at("function.arguments", "half a character cannot be written") from None
-        self._call = Call(self.function.name, arguments)
+        self._arguments = arguments
         return self
 
     @property
-    def call(self) -> Call:
-        return self._call
+    def arguments(self) -> dict[str, Any]:
+        return self._arguments
 
-    _call: Call
+    _arguments: dict[str, Any]
 
 
 class ContentPart(Body):
