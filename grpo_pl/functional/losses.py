@@ -14,12 +14,11 @@ from grpo_pl.functional.kl import MAX_LOG_RATIO, clamp_log_ratio
 Aggregation = Literal["sequence_mean", "token_mean", "constant", "sequence_sum"]
 RatioLevel = Literal["token", "sequence", "geometric"]
 Surrogate = Literal[
-    *("clip", "unclipped", "reinforce", "cispo_capped", "cispo_clamped", "sapo", "vespo", "dppo_tv", "dppo_kl", "nll")
-]
+    "clip", "unclipped", "reinforce", "cispo_capped", "cispo_clamped", "sapo", "vespo", "dppo_tv", "dppo_kl", "nll",
+]  # fmt: skip
 Mismatch = Literal[
-    *("none", "truncate_token", "truncate_sequence", "mask_token", "mask_sequence", "reject_geometric"),
-    "seq_mask_tis",
-]
+    "none", "truncate_token", "truncate_sequence", "mask_token", "mask_sequence", "reject_geometric", "seq_mask_tis",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
