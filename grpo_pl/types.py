@@ -113,6 +113,10 @@ class Rollout:
     top_ids: Tensor | None = None  # (B, T, K) int32: the tokens that were likeliest at each place, the first one most;
     # NO_TOKEN where there are fewer, or the policy wrote nothing; with `SamplingParams.top_logprobs`
     top_logprobs: Tensor | None = None  # (B, T, K) float32: theirs, as those of what was drawn; −inf for NO_TOKEN
+    thoughts: Tensor | None = (
+        None  # (B, 1, 2) int32: tokens of the thought that the policy wrote, and their budget; with
+    )
+    # `SamplingParams.thinking_budget`
 
     def __post_init__(self) -> None:
         if self.action_mask is None:
@@ -152,6 +156,9 @@ class SamplingParams:
     top_logprobs: int = 0
     """The engine records this many of the likeliest tokens of each place with their log-probabilities. A run sets it
     itself if the objective needs them."""
+    thinking_budget: int | tuple[int, int] | None = None
+    """Most tokens of a thought; a thought that has so many without its end gets ``template.thought_end`` fed, which is
+    no part of the loss. Two numbers: each completion draws its own between them, by its key. Null is no budget."""
     stop: tuple[str, ...] = ()
     """Texts that end a completion like an EOS: the token that completes one is its last and belongs to it."""
     stop_token_ids: tuple[int, ...] = ()
@@ -161,6 +168,12 @@ class SamplingParams:
         for name in ("stop", "stop_token_ids"):  # as YAML and JSON give them back
             given = getattr(self, name)
             object.__setattr__(self, name, (given,) if isinstance(given, str | int) else tuple(given or ()))
+        if isinstance(self.thinking_budget, list):
+            object.__setattr__(self, "thinking_budget", tuple(self.thinking_budget))
+        if (budget := self.thinking_budget) is not None:
+            low, high = budget if isinstance(budget, tuple) else (budget, budget)
+            if not 1 <= low <= high:
+                raise ValueError(f"thinking_budget must be at least 1, or two such numbers in order, got {budget}.")
         if any(not isinstance(text, str) or not text for text in self.stop):
             raise ValueError(f"stop must hold texts of one character or more, got {list(self.stop)}.")
         if any(token < 0 for token in self.stop_token_ids):
@@ -191,7 +204,7 @@ class SamplingParams:
 
 
 class Tokenizer(Protocol):
-    """The methods of a tokenizer that `StopStrings` uses; those of transformers have them."""
+    """The methods of a tokenizer that `StopStrings` and `ThoughtEnd` use; those of transformers have them."""
 
     @property
     def all_special_tokens(self) -> list[str]: ...
@@ -227,6 +240,34 @@ class StopStrings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ThoughtEnd:
+    """The text that ends a thought, and the tokens that are fed where a budget ends it."""
+
+    marker: str
+    """A thought is over once its text contains this."""
+    tokens: tuple[int, ...]
+    """Of a text that contains the marker."""
+    tokenizer: Tokenizer
+    prefix: str = ""
+    """Prefilled text before a completion; with the marker in it, there is no thought."""
+
+    def length(self, tokens: Sequence[int]) -> int | None:
+        """Number of tokens up to the one that completes the marker; None if it is not there."""
+        if self.marker in self.prefix:
+            return 0
+        if not self._over(tokens):
+            return None
+        low, high = 0, len(tokens)  # not over, over
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._over(tokens[:middle]) else (middle, high)
+        return high
+
+    def _over(self, tokens: Sequence[int]) -> bool:
+        return self.marker in self.prefix + self.tokenizer.decode(list(tokens), skip_special_tokens=False)
+
+
+@dataclass(frozen=True, kw_only=True)
 class GenerateRequest:
     """A request to an engine: the same number of completions for each of P prompts.
 
@@ -248,11 +289,17 @@ class GenerateRequest:
     stops: StopStrings | None = None
     """The strings of ``sampling.stop``, given only where there are some; a completion ends with the token that
     completes one, by ``stop``."""
+    thought: ThoughtEnd | None = None
+    """Given with ``sampling.thinking_budget``, which `draw_completions` keeps to; engines get requests without."""
+    limits: Sequence[Sequence[int]] | None = None
+    """(P, G) most tokens of each completion; by default, and at most, ``sampling.max_completion_length``."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt_ids", tuple(map(tuple, self.prompt_ids)))
         object.__setattr__(self, "keys", tuple(map(tuple, self.keys)))
         object.__setattr__(self, "eos_token_ids", tuple(self.eos_token_ids))
+        if self.limits is not None:
+            object.__setattr__(self, "limits", tuple(map(tuple, self.limits)))
         if not self.prompt_ids or len(self.prompt_ids) != len(self.keys):
             raise ValueError(
                 f"{len(self.prompt_ids)} prompts for {len(self.keys)} groups of keys: give one group per prompt."
@@ -268,11 +315,26 @@ class GenerateRequest:
         """G, the completions of each prompt."""
         return len(self.keys[0])
 
+    @property
+    def row_limits(self) -> list[int]:
+        """(B,) most tokens of each completion."""
+        if self.limits is None:
+            return [self.sampling.max_completion_length] * (len(self.keys) * self.group_size)
+        return [limit for group in self.limits for limit in group]
+
     def split(self, parts: int) -> list[Self]:
         """Consecutive prompts, at most one more in one part than in another; none of the parts is empty."""
         prompts = len(self.prompt_ids)
         ends = sorted({prompts * number // parts for number in range(parts + 1)})
-        return [replace(self, prompt_ids=self.prompt_ids[a:b], keys=self.keys[a:b]) for a, b in pairwise(ends)]
+        return [
+            replace(
+                self,
+                prompt_ids=self.prompt_ids[a:b],
+                keys=self.keys[a:b],
+                limits=None if self.limits is None else self.limits[a:b],
+            )
+            for a, b in pairwise(ends)
+        ]
 
 
 class PromptBatch:

@@ -99,12 +99,17 @@ class CompletionRoutes:
         deadline: Deadline,
     ) -> Job:
         grammar = self._grammar(body)
+        if grammar is not None and body.max_thinking_tokens is not None:
+            raise bad_request(
+                "max_thinking_tokens: an answer that follows a grammar has no thought.", param="max_thinking_tokens"
+            )
+        templated = isinstance(body, ChatRequest) and grammar is None
         logits, seed = self.prompts.logits(body), body.seed_or_random()
         self.prompts.check_ids(body.stop_token_ids, "stop_token_ids")
         draws: list[Generate] = []
         choices: list[Choice] = []
         for ids, prefix in zip(prompts, prefixes, strict=True):
-            draw = self.prompts.job(ids, body, logits, seed=seed)
+            draw = self.prompts.job(ids, body, logits, seed=seed, templated=templated)
             options = replace(
                 draw.options,
                 ignore_eos=body.ignore_eos,

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.processes.variables import MODEL, clean_environment
 from grpo_pl.rollout.native.continuous import Drawn, SequenceOptions
+from grpo_pl.rollout.thinking import ThoughtMask
 from serve.grammar_judge import Unusable
 from serve.grammars import Compiled, Grammar, GrammarMask, Grammars
 from serve.litserve_adapter import Worker
@@ -206,9 +207,13 @@ class GenerateWorker(Worker):
             self._fail(uid, _DIVERGED)
 
     def _start(self, uid: int, job: Generate, masks: Sequence[GrammarMask] = ()) -> None:
+        budget, thoughts = job.options.sampling.thinking_budget, list[ThoughtMask]()
+        if isinstance(budget, int):
+            end = self._served.template.thought_of(self._served.tokenizer)
+            thoughts = [ThoughtMask(end, budget) for _ in job.keys]
         try:
             sequences = self._versions[job.version].batch.add(
-                job.prompt_ids, job.keys, job.options, masks or None, drawn=job.drawn
+                job.prompt_ids, job.keys, job.options, masks or thoughts or None, drawn=job.drawn
             )
         except ValueError as error:
             self._fail(uid, str(error))

@@ -113,7 +113,7 @@ class Prompts:
         for i, problem in enumerate(problems):
             text = problem.problem
             ids = await self._encode(text, partial(self.model.template.encode, text, tokenizer), name(i))
-            job = self.job(ids, sampling, logits, seed=seed, prompt_id=problem.id)
+            job = self.job(ids, sampling, logits, seed=seed, templated=True, prompt_id=problem.id)
             jobs.append(replace(job, evaluation=True))
             await asyncio.sleep(0)  # lets the event loop serve other requests
         return jobs
@@ -149,6 +149,7 @@ class Prompts:
         logits: LogitOptions | None,
         *,
         seed: int,
+        templated: bool,
         prompt_id: int | str | None = None,
     ) -> Generate:
         """The drawing job of a prompt; where the client gives no value, it uses those of training.
@@ -156,6 +157,7 @@ class Prompts:
         Args:
             logits: from ``logits``, which is the same for all prompts of a request.
             seed: identifies the samples together with ``prompt_id``; see ``sample_keys``.
+            templated: the completion begins as in training, so that the thinking budget of training applies.
 
         Raises:
             ApiError: prompt and completion would exceed the model's context, or ``min_tokens`` the length (400).
@@ -178,7 +180,14 @@ class Prompts:
             temperature=trained.temperature if request.temperature is None else request.temperature,
             top_k=request.top_k,
             top_p=request.top_p,
+            thinking_budget=request.max_thinking_tokens,
         )
+        try:
+            self.model.template.thought(sampling, self.model.tokenizer)
+        except ValueError as error:
+            raise bad_request(f"max_thinking_tokens: {error}", param="max_thinking_tokens") from error
+        if request.max_thinking_tokens is None and templated and isinstance(trained.thinking_budget, int):
+            sampling = replace(sampling, thinking_budget=trained.thinking_budget)
         keys = row_keys([sample_keys(prompt_ids, seed=seed, n=request.n, prompt_id=prompt_id)])
         return Generate(prompt_ids, keys, SequenceOptions(sampling=sampling, logits=logits))
 

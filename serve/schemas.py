@@ -86,6 +86,9 @@ class Sampling(BaseRequest):
     """Tokens before which a completion does not end."""
     bad_words: list[Short] = Field([], max_length=128, fail_fast=True)
     """Texts that a completion must not hold."""
+    max_thinking_tokens: int | None = Field(None, ge=1)
+    """Tokens after which a thought that goes on is ended. By default the thinking budget of training, if it was one
+    number, where the template is used."""
     max_tokens: int | None = Field(None, ge=1)
     """Most tokens of a completion; by default that of training."""
     max_completion_tokens: int | None = Field(None, ge=1)

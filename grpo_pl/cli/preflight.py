@@ -71,6 +71,7 @@ def check_start(
     derived = module.derive_defaults(data)
     tokenizer = load_tokenizer(module.policy_config)
     StopStrings.of(module.sampling, tokenizer, module.template.prefill)  # refuses those that no text can hold
+    module.template.thought(module.sampling, tokenizer)  # refuses a thinking budget that leaves no room for an answer
     unknown = next((token for token in module.sampling.stop_token_ids if token >= len(tokenizer)), None)
     if unknown is not None:
         raise ValueError(f"sampling.stop_token_ids: there is no token {unknown}, only 0 … {len(tokenizer) - 1}.")

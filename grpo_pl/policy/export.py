@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 CARD = "README.md"
 """File in the folder with the model card, which the hub shows."""
 
-SAMPLING = ("max_completion_length", "stop", "stop_token_ids")
+SAMPLING = ("max_completion_length", "thinking_budget", "stop", "stop_token_ids")
 """Fields of `SamplingParams` that the manifest keeps; the temperature is in ``transformers``' generation config."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from grpo_pl.types import Conversation
+from grpo_pl.types import Conversation, SamplingParams, ThoughtEnd
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,12 +38,17 @@ class PromptTemplate:
     chat: bool | None = None
     """Use the tokenizer's chat template; null uses it if there is one."""
 
+    thought_end: str = THINK_TAGS[1]
+    """Text that is fed where ``sampling.thinking_budget`` ends a thought. A thought is over once it holds ``</think>``,
+    or, where this text has none, this text."""
     examples: list[Example] = field(default_factory=list)
     """Solved questions before the one that is asked (few-shot), as earlier turns of a chat or as blocks of text."""
 
     def __post_init__(self) -> None:
         read = [Example(**e) if isinstance(e, dict) else e for e in self.examples]  # as read from JSON
         object.__setattr__(self, "examples", read)
+        if not self.thought_end:
+            raise ValueError("template.thought_end is empty: give the text that ends a thought, such as </think>.")
         if "{question}" not in self.user:
             raise ValueError(f"template.user must contain '{{question}}', got {self.user!r}.")
         written = {"system": self.system, "user": self.user, "prefill": self.prefill}
@@ -100,6 +105,38 @@ class PromptTemplate:
         """Token ids of the rendered prompt; a chat template writes its special tokens itself."""
         text = self.render(asked, tokenizer)
         return list(tokenizer(text, add_special_tokens=not self.through_chat(tokenizer)).input_ids)
+
+    def thought(self, sampling: SamplingParams, tokenizer: PreTrainedTokenizerBase) -> ThoughtEnd | None:
+        """The end of a thought for ``sampling.thinking_budget``; None without a budget.
+
+        Raises:
+            ValueError: the budget and the end leave no token for an answer.
+        """
+        if sampling.thinking_budget is None:
+            return None
+        end, budget = self.thought_of(tokenizer), sampling.thinking_budget
+        most = budget if isinstance(budget, int) else budget[1]
+        if most + len(end.tokens) >= sampling.max_completion_length:
+            raise ValueError(
+                f"sampling.thinking_budget {most} and the {len(end.tokens)} tokens of template.thought_end leave no "
+                f"room for an answer in max_completion_length {sampling.max_completion_length}: change one of them."
+            )
+        return end
+
+    def thought_of(self, tokenizer: PreTrainedTokenizerBase) -> ThoughtEnd:
+        """The end of a thought in the tokenizer's tokens.
+
+        Raises:
+            ValueError: the tokenizer knows only a part of its text.
+        """
+        marker = THINK_TAGS[1] if THINK_TAGS[1] in self.thought_end else self.thought_end
+        tokens = tuple(tokenizer(self.thought_end, add_special_tokens=False).input_ids)
+        if marker not in str(tokenizer.decode(list(tokens), skip_special_tokens=False)):
+            raise ValueError(
+                f"template.thought_end is {self.thought_end!r}, of which the tokenizer knows only a part: add its tags "
+                "or characters to model.policy, or give another text."
+            )
+        return ThoughtEnd(marker=marker, tokens=tokens, tokenizer=tokenizer, prefix=self.prefill)
 
     def completion_text(self, tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
         """The text that rewards get: the prefill and the decoded completion without special tokens."""

@@ -27,7 +27,9 @@ class DecodeMonitor:
     def __init__(
         self, request: GenerateRequest, *, progress: ProgressFn | None, should_stop: Callable[[], bool] | None
     ) -> None:
+        assert request.sampling.thinking_budget is None, "draw_completions keeps to a budget, engines do not"
         self.request, self.sampling, self.eos = request, request.sampling, set(request.eos_token_ids)
+        self.limits = None if request.limits is None else request.row_limits
         self.texts: list[TextStream] = []
         if (stops := request.stops) is not None:
             rows = len(request.keys) * request.group_size
@@ -104,12 +106,21 @@ class DecodeMonitor:
             ids[rows, positions], logprobs[rows, positions] = tokens, theirs
         return ids.masked_fill(~kept.unsqueeze(2), NO_TOKEN), logprobs.masked_fill(~kept.unsqueeze(2), -torch.inf)
 
-    def alive(self, tokens: Tensor, rows: Tensor, *, last: bool) -> list[bool]:
-        """For each of ``rows``: true if it goes on after the token that it has drawn."""
+    def alive(self, tokens: Tensor, rows: Tensor, *, last: bool, position: int | None = None) -> list[bool]:
+        """For each of ``rows``: true if it goes on after the token that it has drawn.
+
+        Args:
+            last: none of them has room for another.
+            position: of that token, for rows with limits of their own.
+        """
         if last or not (self.eos or self.texts):
             alive = [not last] * len(tokens)
         else:
             alive = [token not in self.eos for token in tokens.tolist()]
+        if self.limits is not None and position is not None:
+            alive = [
+                goes_on and position + 1 < self.limits[row] for goes_on, row in zip(alive, rows.tolist(), strict=True)
+            ]
         if self.texts:
             for i, (row, token) in enumerate(zip(rows.tolist(), tokens.tolist(), strict=True)):
                 self.texts[row].push([token])
@@ -161,6 +172,10 @@ def assemble(
     completion_ids = torch.cat([_widen(tokens, width, pad_token_id) for tokens, _ in drawn])  # (B, T)
     kept = completion_mask(completion_ids, monitor.request.eos_token_ids)
     kept &= torch.cat([_widen(torch.ones_like(tokens, dtype=torch.bool), width, False) for tokens, _ in drawn])
+    if monitor.limits is not None:
+        kept &= torch.arange(width, device=kept.device) < kept.new_tensor(monitor.limits, dtype=torch.int64).unsqueeze(
+            1
+        )
     for row, text in enumerate(texts):
         if text.stopped:
             kept[row, len(text.tokens) :] = False

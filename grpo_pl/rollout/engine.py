@@ -13,7 +13,7 @@ from signal import Signals
 from typing import TYPE_CHECKING
 
 from grpo_pl.policy.loading import end_token_ids
-from grpo_pl.types import GenerateRequest, Rollout, SampleKey, SamplingParams, StopStrings
+from grpo_pl.types import GenerateRequest, Rollout, SampleKey, SamplingParams, StopStrings, ThoughtEnd
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -132,11 +132,13 @@ def generate_request(
     keys: Sequence[Sequence[SampleKey]],
     sampling: SamplingParams,
     prefix: str,
+    thought: ThoughtEnd | None = None,
 ) -> GenerateRequest:
     """A request with the end tokens that model, tokenizer and sampling parameters name.
 
     Args:
         prefix: text before the completions in which a stop string may begin.
+        thought: the end of a thought, where there is a thinking budget.
     """
     return GenerateRequest(
         prompt_ids=prompt_ids,
@@ -145,4 +147,5 @@ def generate_request(
         eos_token_ids=end_token_ids(model, tokenizer, sampling),
         pad_token_id=int(tokenizer.pad_token_id),
         stops=StopStrings.of(sampling, tokenizer, prefix),
+        thought=thought,
     )

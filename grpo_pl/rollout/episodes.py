@@ -25,6 +25,7 @@ from grpo_pl.policy.loading import context_length
 from grpo_pl.rollout.decoding import pad_left
 from grpo_pl.rollout.engine import ProgressFn, RolloutEngine, RolloutInterrupted, generate_request
 from grpo_pl.rollout.episode_settings import EpisodeSettings
+from grpo_pl.rollout.thinking import draw_completions
 from grpo_pl.types import NO_TURN, FinishReason, GenerateRequest, Problem, Rollout, SampleKey, SamplingParams
 
 if TYPE_CHECKING:
@@ -179,6 +180,7 @@ def run_episodes(
         keys=keys,
         sampling=sampling,
         prefix=dialogue.template.prefill,
+        thought=dialogue.template.thought(sampling, dialogue.tokenizer),
     )
     request = EpisodeRequest(
         dialogue=dialogue,
@@ -239,10 +241,10 @@ class _Row:
     turn_index: list[int] = field(default_factory=list)
     room: int = 0  # tokens that may still follow
 
-    def append(self, tokens: Sequence[int], logprobs: Iterable[float], turn: int) -> None:
+    def append(self, tokens: Sequence[int], logprobs: Iterable[float], turns: Iterable[int]) -> None:
         self.tokens += tokens
         self.logprobs += logprobs
-        self.turn_index += [turn] * len(tokens)
+        self.turn_index += turns
         self.room -= len(tokens)
 
     def conclude(self, finish: FinishReason, due: Transition) -> None:
@@ -338,16 +340,19 @@ class _Driver:
                 keys=[[replace(row.key, turn=len(row.turns))] for row in part],
                 sampling=replace(first.sampling, max_completion_length=most),
             )
-            drawn = (self.turns if most == longest else self.engine).generate(
+            drawn = draw_completions(
+                self.turns if most == longest else self.engine,
                 self.model,
                 request,
                 progress=None if progress is None else lambda tokens, _: progress(self.tokens + tokens, self.ended),
                 should_stop=self.should_stop,
             )
-            columns = (drawn.completion_ids.tolist(), drawn.sampling_logprobs.tolist(), drawn.lengths.tolist())
-            for row, tokens, logprobs, length, reason in zip(part, *columns, drawn.finish_reasons, strict=True):
-                count = min(length, row.room)
-                row.append(tokens[:count], logprobs[:count], len(row.turns))
+            tensors = (drawn.completion_ids, drawn.sampling_logprobs, drawn.action_mask, drawn.lengths)
+            tokens_of, logprobs_of, written, lengths = (tensor.tolist() for tensor in tensors)
+            for i, (row, length, reason) in enumerate(zip(part, lengths, drawn.finish_reasons, strict=True)):
+                tokens, logprobs, own = tokens_of[i], logprobs_of[i], written[i]
+                count, turn = min(length, row.room), len(row.turns)
+                row.append(tokens[:count], logprobs[:count], [turn if mine else NO_TURN for mine in own[:count]])
                 action = dialogue.template.completion_text(tokens[:count], dialogue.tokenizer)
                 reason = reason if count == length else "length"
                 row.turns.append(Turn(action=action, finish_reason=reason, transition=Transition()))
@@ -366,7 +371,7 @@ class _Driver:
             except ValueError as error:
                 return self._refuse(row, error)
             if len(ids) < row.room:
-                row.append(ids, [0.0] * len(ids), NO_TURN)
+                row.append(ids, [0.0] * len(ids), [NO_TURN] * len(ids))
             else:
                 row.finish = "tokens"
 
@@ -380,7 +385,7 @@ def _rollout(rows: Sequence[_Row], group_size: int, pad: int, device: torch.devi
     for row in rows:
         row.prompt = row.prompt or [pad]
         if not row.tokens:
-            row.append([pad], [0.0], NO_TURN)
+            row.append([pad], [0.0], [NO_TURN])
     prompt_ids, prompt_mask = pad_left([row.prompt for row in rows], pad)
 
     def right(values: Iterable[list[Any]], fill: float) -> Tensor:

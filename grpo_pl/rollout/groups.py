@@ -24,8 +24,8 @@ PADDED = {
     "policy_version": "right",
 }
 """Tensors of a `Rollout`, a row for each completion, and the side on which their rows are padded."""
-OPTIONAL: dict[str, float] = {"support": NO_TOKEN, "top_ids": NO_TOKEN, "top_logprobs": -torch.inf}
-"""Tensors that only some rollouts have, (B, T, K) each, and their padding."""
+OPTIONAL: dict[str, float] = {"support": NO_TOKEN, "top_ids": NO_TOKEN, "top_logprobs": -torch.inf, "thoughts": 0}
+"""Tensors that only some rollouts have, (B, T, K) each (``thoughts``: T is 1), and their padding."""
 
 
 def select_groups(samples: Samples, groups: Sequence[int]) -> Samples:

@@ -101,7 +101,7 @@ class _KeyedChoice:
         self.logprobs.append(logprobs)
         live = (~self._finished).nonzero().flatten()
         last = position + 1 == sampling.max_completion_length
-        alive = self._monitor.alive(tokens[live], live + self._first_row, last=last)
+        alive = self._monitor.alive(tokens[live], live + self._first_row, last=last, position=position)
         self._finished[live] = ~torch.tensor(alive, device=live.device)
         return torch.full_like(scores, -torch.inf).scatter(-1, tokens.unsqueeze(-1), 0.0)
 

@@ -15,6 +15,7 @@ from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rollout.engine import ProgressFn, RolloutEngine, generate_request
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.episodes import Episode, run_episodes
+from grpo_pl.rollout.thinking import draw_completions
 from grpo_pl.types import NO_VERSION, Draw, GenerateRequest, Problem, Rollout, SampleKey, SamplingParams, Split
 
 if TYPE_CHECKING:
@@ -148,8 +149,9 @@ class CompletionSampler:
             keys=keys,
             sampling=sampling,
             prefix=self.template.prefill,
+            thought=self.template.thought(sampling, self.tokenizer),
         )
-        rollout = self.engine.generate(model, request, progress=progress, should_stop=should_stop)
+        rollout = draw_completions(self.engine, model, request, progress=progress, should_stop=should_stop)
         return self.samples(prompts, self._with_version(rollout), step)
 
     def prompt_ids(self, model: PreTrainedModel, prompts: Sequence[Problem], longest: int) -> list[list[int]]:

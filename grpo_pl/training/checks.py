@@ -70,6 +70,10 @@ def check_parts(
             "model.sampling.sampling_mask is for completions drawn in one turn and one step: set model.environment "
             "and model.partial_rollouts null, or top_k 0 and top_p 1."
         )
+    if sampling.thinking_budget is not None and in_parts:
+        raise ValueError(
+            "model.sampling.thinking_budget does not go with model.partial_rollouts: leave out one of the two."
+        )
     if algorithm.needs_likely and not in_one_go:
         raise ValueError(
             "model.algorithm.trust_region_top_k is for completions drawn in one turn and one step: set "

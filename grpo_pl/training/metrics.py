@@ -136,6 +136,7 @@ def experience_metrics(
     metrics["completions/correct"] = _mean((judged >= 1.0)[~judged.isnan()])
     metrics["completions/mean_length_correct"] = _mean(lengths[judged >= 1.0])
     metrics["completions/mean_length_wrong"] = _mean(lengths[judged < 1.0])
+    metrics |= _thought_metrics(experience, collective)
     metrics |= _episode_metrics(experience, collective)
     metrics |= _source_metrics(experience, rewards, collective)
     metrics |= _text_metrics(experience, collective, reflection_words)
@@ -147,6 +148,17 @@ def staleness(experience: Experience, collective: Collective) -> dict[str, float
     rollout = experience.rollout
     ages = (experience.samples.step - rollout.policy_version)[rollout.action_mask]
     return collective.ratios({"sampling/staleness": (ages.sum(), ages.new_tensor(len(ages)))})
+
+
+def _thought_metrics(experience: Experience, collective: Collective) -> dict[str, float]:
+    """Tokens of the thoughts, their budgets, and the share that a budget ended; nothing without budgets."""
+    rollout = experience.rollout
+    if rollout.thoughts is None:
+        return {}
+    ended = rollout.lengths > rollout.action_lengths
+    rows = torch.cat([rollout.thoughts[:, 0].double(), ended.unsqueeze(1).double()], dim=1)  # (B, 3)
+    length, budget, closed = collective.gather_rows(rows).mean(dim=0).tolist()
+    return {"thinking/mean_length": length, "thinking/mean_budget": budget, "thinking/closed_ratio": closed}
 
 
 def _episode_metrics(experience: Experience, collective: Collective) -> dict[str, float]:

@@ -3,11 +3,16 @@
 import copy
 import json
 import re
+from pathlib import Path
 
 import pytest
+import yaml
 from transformers import PreTrainedTokenizerBase
 
 from grpo_pl.policy.template import Example, PromptTemplate
+from grpo_pl.types import SamplingParams
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 CHAT = (
     "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
@@ -117,3 +122,20 @@ def test_examples_are_earlier_turns_of_a_chat(chat_tokenizer: PreTrainedTokenize
 
 def test_examples_survive_the_way_through_json() -> None:
     assert PromptTemplate(**json.loads(json.dumps(SHOTS.to_dict()))) == SHOTS
+
+
+def test_qwen3_thinks_within_a_budget_or_not_at_all(tokenizer: PreTrainedTokenizerBase) -> None:
+    settings = {"thinking_budget": 5, "max_completion_length": 200}
+    ends = {}
+    for name in ("qwen3_think", "qwen3_no_think"):
+        tree = yaml.safe_load((CONFIGS / "template" / f"{name}.yaml").read_text())["model"]["template"]
+        template = PromptTemplate(**tree)
+        assert template.render("1+1?", tokenizer) == f"1+1? /{name.removeprefix('qwen3_')}{template.prefill}"
+        ends[name] = template.thought(SamplingParams(**settings), tokenizer)
+    thinks, answers = ends["qwen3_think"], ends["qwen3_no_think"]
+    assert tokenizer.decode(thinks.tokens) == (
+        "Considering the limited time by the user, I have to give the solution based on the thinking directly now."
+        "\n</think>.\n\n"
+    )
+    assert thinks.marker == "</think>" and thinks.length(thinks.tokens) == len(thinks.tokens) - 3
+    assert answers.length([]) == 0  # the empty thought is over

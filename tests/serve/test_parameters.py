@@ -255,3 +255,30 @@ def test_usage_comes_with_every_chunk_when_asked(client: openai.OpenAI) -> None:
     drawn = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage is not None]
     assert drawn == sorted(drawn)
     assert len(drawn) == len(chunks) - 1  # all but the opening
+
+
+def test_max_thinking_tokens_ends_a_thought(server: Any) -> None:
+    plain = _texts(server, max_tokens=24)
+    ended = _texts(server, max_tokens=24, max_thinking_tokens=3)
+    assert any("</think>" not in text for text in plain)
+    tags = re.compile("</?(?:think|answer)>|.", re.DOTALL)  # the tokens of the policy
+    for before, after in zip(plain, ended, strict=True):
+        tokens, first = tags.findall(after), tags.findall(before)[:3]
+        assert tokens[:3] == first
+        assert len(tokens) <= 3 or "</think>" in tokens[:4]
+    drawn = _choices(server, ASK | {"max_tokens": 24, "max_thinking_tokens": 3, "logprobs": True})
+    fed = [c["logprobs"]["content"][3] for c in drawn if "</think>" not in c["message"]["content"][7:10]]
+    assert {(token["token"], token["logprob"]) for token in fed if token["token"] == "</think>"} == {("</think>", 0.0)}
+    raw = {"prompt": "1+1=", "n": 8, "seed": 7, "max_tokens": 20, "max_thinking_tokens": 2}
+    assert all(
+        "</think>" in tags.findall(c["text"])[:3] or len(c["text"]) <= 2 for c in _choices(server, raw, COMPLETIONS)
+    )
+
+
+def test_a_thinking_budget_without_room_or_beside_a_grammar_is_refused(server: Any) -> None:
+    status, answer = server.post(CHAT, ASK | {"max_tokens": 4, "max_thinking_tokens": 3})
+    assert (status, answer["error"]["param"]) == (400, "max_thinking_tokens") and "no room" in answer["error"][
+        "message"
+    ]
+    status, answer = server.post(CHAT, ASK | {"max_thinking_tokens": 3, "structured_outputs": {"choice": ["1"]}})
+    assert (status, answer["error"]["param"]) == (400, "max_thinking_tokens")

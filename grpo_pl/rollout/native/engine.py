@@ -91,7 +91,7 @@ class NativeEngine(PlainEngine):
             prompts,
             owners=owners,
             keys=keys,
-            limits=torch.full_like(owners, longest),
+            limits=torch.tensor(monitor.request.row_limits),
             temperature=monitor.sampling.temperature,
             stop_tokens=sorted(monitor.eos),
             ask=ask,
@@ -132,7 +132,8 @@ class NativeEngine(PlainEngine):
             drawn = noise.at(rows, position, logits.shape[-1])
             tokens, chosen = self._choose(logits, drawn, rows + first_row, position, monitor)
             completion_ids[rows, position], logprobs[rows, position] = tokens, chosen
-            alive = monitor.alive(tokens, rows + first_row, last=position + 1 == longest)  # (rows,)
+            last = position + 1 == longest
+            alive = monitor.alive(tokens, rows + first_row, last=last, position=position)  # (rows,)
             if not any(alive):
                 break
             if not all(alive):

@@ -111,7 +111,8 @@ class VLLMWorker:
     ) -> list[tuple[Tensor, Tensor]]:
         """Tokens and log-probabilities of each row, both (1, T)."""
         sampling = monitor.sampling
-        limits = [min(sampling.max_completion_length, self._max_tokens - len(prompt)) for prompt in prompts]
+        asked = zip(monitor.request.row_limits, prompts, strict=True)
+        limits = [min(limit, self._max_tokens - len(prompt)) for limit, prompt in asked]
         draw = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
         top = sampling.top_logprobs if sampling.temperature > 0.0 else 0
         # all are added before the first step, so that a rollout depends on nothing but its request

@@ -1,0 +1,195 @@
+"""Thinking budgets: closes a thought that has reached its budget, and lets the policy go on behind the close."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from grpo_pl.functional.sampling import small_seed
+from grpo_pl.rollout.engine import ProgressFn, RolloutEngine
+from grpo_pl.rollout.texts import TextStream
+from grpo_pl.types import NO_TOKEN, FinishReason, GenerateRequest, Rollout, SampleKey, SamplingParams, ThoughtEnd
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def drawn_budget(sampling: SamplingParams, key: SampleKey) -> int:
+    """Most tokens of a completion's thought: ``sampling.thinking_budget``, or a number of its range that follows from
+    the key, all of them equally likely."""
+    budget = sampling.thinking_budget
+    assert budget is not None, "there is no budget"
+    low, high = budget if isinstance(budget, tuple) else (budget, budget)
+    parts = (key.seed, key.split, key.step, key.attempt, key.prompt_id, key.sample, key.turn)
+    return low + small_seed("thinking budget", *parts) % (high - low + 1)
+
+
+def draw_completions(
+    engine: RolloutEngine,
+    model: PreTrainedModel,
+    request: GenerateRequest,
+    *,
+    progress: ProgressFn | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> Rollout:
+    """The engine's completions within ``sampling.thinking_budget``, where the request has one.
+
+    Each completion is drawn up to its budget. One whose thought is not over by then gets the tokens of
+    ``request.thought``, which ``action_mask`` leaves out; then all that have not ended go on, with the noise of their
+    positions in the whole completion. So any engine can do it, and a sample stays a function of weights and key. The
+    fed tokens count in ``max_completion_length``.
+
+    Raises:
+        RolloutInterrupted: ``should_stop`` turned true.
+    """
+    if request.thought is None:
+        return engine.generate(model, request, progress=progress, should_stop=should_stop)
+    keys = [key for group in request.keys for key in group]
+    longest, budgets = request.row_limits, [drawn_budget(request.sampling, key) for key in keys]
+    first = engine.generate(
+        model,
+        _limited(request, list(map(min, budgets, longest)), request.group_size),
+        progress=None if progress is None else lambda tokens, _: progress(tokens, 0),
+        should_stop=should_stop,
+    )
+    rows = [_Row.begun(request, first, i, limit=longest[i], budget=budgets[i]) for i in range(len(keys))]
+    going = [i for i, row in enumerate(rows) if row.finish is None]
+    later = None
+    if going:
+        before, ended = int(first.lengths.sum()), len(rows) - len(going)
+        prompts = [[*request.prompt_ids[i // request.group_size], *rows[i].tokens] for i in going]
+        drawn = [[replace(keys[i], drawn=len(rows[i].tokens))] for i in going]
+        later = engine.generate(
+            model,
+            _limited(
+                replace(request, prompt_ids=prompts, keys=drawn), [longest[i] - len(rows[i].tokens) for i in going], 1
+            ),
+            progress=None if progress is None else lambda tokens, done: progress(before + tokens, ended + done),
+            should_stop=should_stop,
+        )
+        for at, i in enumerate(going):
+            rows[i].go_on(request, later, at)
+    return _joined(request, rows, first, later)
+
+
+def _limited(request: GenerateRequest, limits: Sequence[int], group_size: int) -> GenerateRequest:
+    """The request without a budget, with most tokens of each row."""
+    sampling = replace(request.sampling, thinking_budget=None, max_completion_length=max(limits))
+    groups = [limits[i : i + group_size] for i in range(0, len(limits), group_size)]
+    return replace(request, thought=None, sampling=sampling, limits=groups)
+
+
+@dataclass
+class _Row:
+    """A completion: tokens of the first draw, tokens that were fed, tokens of the second draw."""
+
+    tokens: list[int]
+    kept: int
+    """Tokens of the first draw."""
+    fed: int
+    thought: tuple[int, int]
+    """Tokens of the thought, and its budget."""
+    finish: FinishReason | None
+    """None while it goes on."""
+    later: int | None = None
+    """Its row of the second draw."""
+
+    @classmethod
+    def begun(cls, request: GenerateRequest, first: Rollout, row: int, *, limit: int, budget: int) -> _Row:
+        assert request.thought is not None
+        tokens = first.completion_ids[row, : int(first.lengths[row])].tolist()
+        stopped = first.finish_reasons[row] == "stop"
+        over = request.thought.length(tokens)
+        cut = over is None and not stopped
+        fed = request.thought.tokens[: limit - len(tokens)] if cut else ()
+        full = len(tokens) + len(fed) >= limit
+        return cls(
+            tokens=[*tokens, *fed],
+            kept=len(tokens),
+            fed=len(fed),
+            thought=(len(tokens) if over is None else over, budget),
+            finish="stop" if stopped else "length" if full else None,
+        )
+
+    def go_on(self, request: GenerateRequest, later: Rollout, row: int) -> None:
+        new = later.completion_ids[row, : int(later.lengths[row])].tolist()
+        self.finish, self.later = later.finish_reasons[row], row
+        if (stops := request.stops) is not None:  # a stop string may begin before what was drawn now
+            text = TextStream(stops.tokenizer, stops.texts, prefix=stops.prefix)
+            text.push([*self.tokens, *new])
+            if text.stopped:
+                new, self.finish = new[: max(1, len(text.tokens) - len(self.tokens))], "stop"
+        self.tokens += new
+
+
+def _joined(request: GenerateRequest, rows: Sequence[_Row], first: Rollout, later: Rollout | None) -> Rollout:
+    device, width = first.completion_ids.device, max(len(row.tokens) for row in rows)
+    lengths = torch.tensor([len(row.tokens) for row in rows], device=device).unsqueeze(1)
+    places = torch.arange(width, device=device)
+    begin, end = (torch.tensor([row.kept + n * row.fed for row in rows], device=device).unsqueeze(1) for n in (0, 1))
+    mask = places < lengths  # (B, T)
+    written = mask & ~((places >= begin) & (places < end))
+    padded = [row.tokens + [request.pad_token_id] * (width - len(row.tokens)) for row in rows]
+
+    def placed(name: str, fill: float) -> Any:
+        """(B, T, …): what both draws recorded of the tokens that the policy wrote; None if they recorded nothing."""
+        parts = [getattr(first, name), *([] if later is None else [getattr(later, name)])]
+        if parts[0] is None:
+            return None
+        if parts[0].dim() == 3:
+            most = max(part.shape[2] for part in parts)
+            parts = [pad(part, (0, most - part.shape[2]), value=fill) for part in parts]
+        whole = torch.full((len(rows), width, *parts[0].shape[2:]), fill, dtype=parts[0].dtype, device=device)
+        for i, row in enumerate(rows):
+            whole[i, : row.kept] = parts[0][i, : row.kept]
+            if row.later is not None:
+                start = row.kept + row.fed
+                whole[i, start : len(row.tokens)] = parts[1][row.later, : len(row.tokens) - start]
+        return whole
+
+    return Rollout(
+        group_size=request.group_size,
+        prompt_ids=first.prompt_ids,
+        prompt_mask=first.prompt_mask,
+        completion_ids=torch.tensor(padded, device=device),
+        completion_mask=mask,
+        action_mask=written,
+        sampling_logprobs=placed("sampling_logprobs", 0.0),
+        finish_reasons=[row.finish or "length" for row in rows],
+        support=placed("support", NO_TOKEN),
+        top_ids=placed("top_ids", NO_TOKEN),
+        top_logprobs=placed("top_logprobs", -torch.inf),
+        thoughts=torch.tensor([[row.thought] for row in rows], dtype=torch.int32, device=device),
+    )
+
+
+class ThoughtMask:
+    """A `TokenMask` that lets anything follow but for the end of a thought behind its budget: what `draw_completions`
+    does, a token at a time.
+
+    Args:
+        budget: most tokens of the thought.
+    """
+
+    def __init__(self, end: ThoughtEnd, budget: int) -> None:
+        self._end, self._budget = end, budget
+        self._drawn: list[int] = []
+        self._fed: Sequence[int] | None = None  # known once the budget is reached
+
+    def allowed(self, vocabulary: int) -> Tensor:
+        """(V,) bool."""
+        place = len(self._drawn) - self._budget
+        if place == 0:
+            self._fed = self._end.tokens if self._end.length(self._drawn) is None else ()
+        if self._fed is None or not 0 <= place < len(self._fed):
+            return torch.ones(vocabulary, dtype=torch.bool)
+        return torch.arange(vocabulary) == self._fed[place]
+
+    def accept(self, token: int) -> None:
+        """Takes the token that was drawn."""
+        self._drawn.append(token)
