@@ -1,4 +1,4 @@
-"""Runs the quickstart with several seeds; records accuracy, duration of the whole command and peak memory."""
+"""Runs the quickstart with several seeds; records accuracy, seconds of the whole command and its parts, and memory."""
 
 from __future__ import annotations
 
@@ -11,15 +11,54 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+import lightning.pytorch as pl
 from common import processor
+from lightning.pytorch.loops import _EvaluationLoop
+
+from grpo_pl.training.cold_start import ColdStart
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "quickstart.yaml"
+PARTS = "GRPO_PL_BENCHMARK_PARTS"
+"""Environment variable: the file that `NoteParts` writes."""
+OF_STEPS = {
+    "rollouts": ("time/rollout",),
+    "rewards": ("time/reward",),
+    "updates": ("time/logprobs", "time/backward", "time/optimizer"),
+}
+"""Part of a run -> the columns of ``metrics.csv`` that it is the sum of."""
 
 
-def run(seed: int, folder: Path, extra: list[str]) -> dict[str, float]:
+class NoteParts(pl.Callback):
+    """Writes when training begins and ends, and the seconds of cold start and validations, into a file."""
+
+    def __init__(self) -> None:
+        self.noted: dict[str, float] = {"cold start": 0.0, "validation": 0.0}
+        for owner, method, part in ((ColdStart, "ensure", "cold start"), (_EvaluationLoop, "run", "validation")):
+            setattr(owner, method, self._timed(getattr(owner, method), part))
+
+    def _timed(self, method: Callable[..., Any], part: str) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            found = method(*args, **kwargs)
+            self.noted[part] += time.perf_counter() - start
+            return found
+
+        return timed
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.noted["begun"] = time.time()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.noted["ended"] = time.time()
+        Path(os.environ[PARTS]).write_text(json.dumps(self.noted))
+
+
+def run(seed: int, folder: Path, extra: list[str]) -> dict[str, Any]:
     """Runs one `grpo-pl fit`, cold start included, in a new process with an empty cache."""
     seeds = [
         f"--seed_everything={seed}",
@@ -28,18 +67,33 @@ def run(seed: int, folder: Path, extra: list[str]) -> dict[str, float]:
         f"--data.source.init_args.seed={seed}",
     ]
     command = [sys.executable, "-m", "grpo_pl", "fit", f"--config={CONFIG}", f"--runs_dir={folder}", *seeds, *extra]
-    environment = {**os.environ, "GRPO_PL_CACHE": str(folder / "cache")}
-    start = time.perf_counter()
+    environment = {
+        **os.environ,
+        "GRPO_PL_CACHE": str(folder / "cache"),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+        PARTS: str(folder / "parts.json"),
+    }
+    command.append("--trainer.callbacks+=quickstart.NoteParts")
+    start, used = time.time(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
-    seconds = time.perf_counter() - start
+    end, now = time.time(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    noted = json.loads((folder / "parts.json").read_text())
     with (folder / "quickstart" / "metrics.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row.get("val/pass@1")]
-    with (folder / "quickstart" / "metrics.csv").open(newline="") as file:
-        steps = [float(row["step_time"]) for row in csv.DictReader(file) if row.get("step_time")]
+        lines = list(csv.DictReader(file))
+    rows = [row for row in lines if row.get("val/pass@1")]
+    parts = {
+        "start": noted["begun"] - start - noted["cold start"],  # from the command to the first validation
+        "cold start": noted["cold start"],
+        **{part: sum(float(row.get(key) or 0.0) for row in lines for key in keys) for part, keys in OF_STEPS.items()},
+        "validation": noted["validation"],
+        "report": end - noted["ended"],  # with the export
+    }
+    parts["rest"] = end - start - sum(parts.values())  # metrics, callbacks, checkpoints
     return {
         "seed": seed,
-        "seconds": round(seconds, 1),
-        "seconds_in_steps": round(sum(steps), 1),
+        "seconds": round(end - start, 1),
+        "parts": {part: round(value, 2) for part, value in parts.items()},
+        "cpu_seconds": round(now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime, 1),
         "pass@1_before": float(rows[0]["val/pass@1"]),
         "pass@1_after": float(rows[-1]["val/pass@1"]),
         "greedy_before": float(rows[0]["val/greedy"]),
