@@ -98,6 +98,10 @@ Start with: grpo-pl fit --config configs/quickstart.yaml"""
 def _train(verb: str, args: list[str]) -> int:
     end_with_launcher()
     with _imports_kept():
+        from grpo_pl.policy.library_internals import import_models
+
+        import_models()  # before Lightning does it
+
         from grpo_pl.cli.doctor import DoctorCLI
         from grpo_pl.cli.trainer import GRPOCLI
         from grpo_pl.policy.quiet import quiet_libraries

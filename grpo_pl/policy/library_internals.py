@@ -7,12 +7,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+def import_models() -> None:
+    """Imports ``transformers.models``. The library reads its folders of models at its own import, and again
+    at that of ``models`` to name them without a prefix, since its cache holds 128 folders: a fourteenth of the start of
+    a command. Here the second list is made of the first."""
+    from transformers.utils import import_utils
+
+    read_folders = import_utils.define_import_structure
+    folder = Path(str(import_utils.__file__)).parents[1] / "models"
+
+    def from_first(module_path: Any, prefix: str | None = None) -> Any:
+        if prefix is not None or str(module_path) != str(folder / "__init__.py"):
+            return read_folders(module_path, prefix)
+        return without_prefix(read_folders(folder, prefix="models"), "models.")
+
+    import_utils.define_import_structure = from_first
+    try:
+        import transformers.models  # noqa: F401
+    finally:
+        import_utils.define_import_structure = read_folders
+
+
+def without_prefix(structure: dict[Any, dict[str, Any]], prefix: str) -> dict[Any, dict[str, Any]]:
+    """The modules of an import structure that have the prefix, by their names without it."""
+    return {
+        needed: {name.removeprefix(prefix): found for name, found in modules.items() if name.startswith(prefix)}
+        for needed, modules in structure.items()
+    }
 
 
 @contextmanager

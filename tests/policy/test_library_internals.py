@@ -1,19 +1,26 @@
 """Each private part of a library that is used still exists and still does what it is used for."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import peft
 import pytest
 import torch
 from torch.distributed import checkpoint
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+from transformers.utils import import_utils
 
 from grpo_pl.policy.library_internals import (
     attends_by_interface,
     attention_by,
     changes_more_than_weights,
     has_hooks,
+    import_models,
     is_adapted,
     unmerged_adapters,
     unwrap,
+    without_prefix,
 )
 
 
@@ -89,3 +96,26 @@ def test_what_sharded_checkpoints_use_is_there() -> None:
     assert issubclass(filesystem.FileSystem, filesystem.FileSystemBase)
     assert {"storage_meta", "state_dict_metadata"} <= metadata.Metadata.__dataclass_fields__.keys()
     assert callable(checkpoint.FileSystemReader._get_metadata_path)
+
+
+def test_the_list_of_models_without_a_prefix_is_what_transformers_reads_itself() -> None:
+    """In a process of its own, since the list is made at the first import."""
+    code = """if True:
+        from grpo_pl.policy.library_internals import import_models
+        from transformers.utils import import_utils
+
+        read_folders, asked = import_utils.create_import_structure_from_path, []
+        import_utils.create_import_structure_from_path = lambda path: asked.append(path) or read_folders(path)
+        before = import_utils.define_import_structure
+        import_models()
+        assert import_utils.define_import_structure is before and not asked, asked
+        from transformers import Qwen2ForCausalLM
+        from transformers.models import qwen2
+        assert qwen2.Qwen2ForCausalLM is Qwen2ForCausalLM
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
+    import_models()  # again, which changes nothing
+    folder = Path(str(import_utils.__file__)).parents[1] / "models"
+    own = import_utils.define_import_structure(str(folder / "__init__.py"))
+    assert own == without_prefix(import_utils.define_import_structure(folder, prefix="models"), "models.")
+    assert any("qwen2.modeling_qwen2" in modules for modules in own.values())
