@@ -66,15 +66,19 @@ class Dialogue:
 
     def prompt_ids(self, asked: str | Conversation, observation: Observation = "") -> list[int]:
         """Tokens up to the first action: the question, followed by the observation of the environment's reset."""
-        described = self.plain.tools.replace("{tools}", listed(self.tools)) if self.tools else ""
+        return self.prompts_ids([opening(asked, observation)])[0]
+
+    def prompts_ids(self, asked: Sequence[str | Conversation]) -> list[list[int]]:
+        """`prompt_ids` of several questions, for which the tokenizer is called once."""
+        chat, described = self.template.through_chat(self.tokenizer), ""
+        options: dict[str, Any] = {"tools": self.tools}
+        if self.tools:
+            described = self.plain.tools.replace("{tools}", listed(self.tools))
         if self.tells_tools:
-            told = described.strip() or self.told_tools
-            text = self.template.render(opening(asked, observation), self.tokenizer, told_tools=told)
-        else:
-            text = self.template.render(opening(asked, observation), self.tokenizer, tools=self.tools)
-        chat = self.template.through_chat(self.tokenizer)
-        text = text if chat else described + text
-        return list(self.tokenizer(text, add_special_tokens=not chat).input_ids)
+            options = {"told_tools": described.strip() or self.told_tools}
+        texts = [self.template.render(each, self.tokenizer, **options) for each in asked]
+        texts = texts if chat else [described + text for text in texts]
+        return [list(ids) for ids in self.tokenizer(texts, add_special_tokens=not chat).input_ids]
 
     def observation_ids(self, observation: Observation, last: int | None) -> list[int]:
         """Tokens between two actions: the end of the turn, the observation, and the beginning of the next turn.

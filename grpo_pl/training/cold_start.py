@@ -186,7 +186,7 @@ class ColdStart:
         if stage is not None:
             dialogue = replace(dialogue, plain=stage.plain).within(stage.environment)
         for batch in batches:
-            yield [tokenized(demonstration, dialogue) for demonstration in batch]
+            yield tokenized(batch, dialogue)
 
     def _from_source(self, source: PromptSource, stage: Stage | None, step: int) -> list[Demonstration]:
         rng = random.Random(row_key(self.seed, "cold_start", step))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
@@ -33,26 +34,30 @@ class Example(NamedTuple):
     """True for the tokens of ``completion`` that the policy has to write."""
 
 
-def tokenized(demonstration: Demonstration, dialogue: Dialogue) -> Example:
-    """A demonstration as the tokens that a rollout of its actions would have."""
-    prompt = dialogue.prompt_ids(demonstration.question)
-    tokens = _action_ids(demonstration.completion, dialogue)
-    written = [True] * len(tokens)
-    for observation, action in demonstration.further:
-        for ids, own in (
-            (dialogue.observation_ids(observation, tokens[-1]), False),
-            (_action_ids(action, dialogue), True),
-        ):
-            tokens += ids
-            written += [own] * len(ids)
-    return Example(prompt, tokens, written)
+def tokenized(shown: Sequence[Demonstration], dialogue: Dialogue) -> list[Example]:
+    """Demonstrations as the tokens that a rollout of their actions would have. The tokenizer is called twice for all
+    of them, since a call costs more than the tokens of a short text."""
+    prompts = dialogue.prompts_ids([each.question for each in shown])
+    texts = [[each.completion, *(action for _, action in each.further)] for each in shown]
+    actions = iter(_actions_ids(list(chain.from_iterable(texts)), dialogue))
+    found = []
+    for prompt, demonstration in zip(prompts, shown, strict=True):
+        tokens = next(actions)
+        written = [True] * len(tokens)
+        for observation, _ in demonstration.further:
+            for ids, own in ((dialogue.observation_ids(observation, tokens[-1]), False), (next(actions), True)):
+                tokens += ids
+                written += [own] * len(ids)
+        found.append(Example(prompt, tokens, written))
+    return found
 
 
-def _action_ids(text: str, dialogue: Dialogue) -> list[int]:
+def _actions_ids(texts: Sequence[str], dialogue: Dialogue) -> list[list[int]]:
     prefill, tokenizer = dialogue.template.prefill, dialogue.tokenizer
-    if not text.startswith(prefill):
+    if not all(text.startswith(prefill) for text in texts):
         raise ValueError(f"a demonstration does not begin with the template's prefill {prefill!r}.")
-    return [*tokenizer(text[len(prefill) :], add_special_tokens=False).input_ids, int(tokenizer.eos_token_id)]
+    ids = tokenizer([text[len(prefill) :] for text in texts], add_special_tokens=False).input_ids
+    return [[*row, int(tokenizer.eos_token_id)] for row in ids]
 
 
 def train_on_demonstrations(
