@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-import yaml
 
 from grpo_pl.cli.answering import leave_no_room
 from grpo_pl.cli.run_folder import as_list
@@ -20,7 +19,7 @@ from grpo_pl.data.sources import PromptSource
 from grpo_pl.environments.base import Environment
 from grpo_pl.evaluation.held_out import HeldOutMetrics
 from grpo_pl.files.cache import cache_root
-from grpo_pl.files.runs import RunFolder, config_changes
+from grpo_pl.files.runs import RunFolder, config_changes, read_settings
 from grpo_pl.files.sharded_checkpoints import read_head
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.loading import check_weights, context_length, load_model, load_tokenizer, model_config
@@ -164,7 +163,7 @@ def check_resume(
     shapes, state = read_head(checkpoint)
     own = RunFolder(checkpoint.absolute().parent.parent).config
     changes = []
-    earlier = yaml.safe_load(own.read_text()) if own.is_file() else None
+    earlier = read_settings(own.read_text()) if own.is_file() else None
     if earlier:  # an interrupted write leaves an empty file
         trees = [earlier, config]
         before, now = ({"model": {"policy": (tree.get("model") or {}).get("policy") or {}}} for tree in trees)

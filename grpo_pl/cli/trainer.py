@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger
@@ -40,7 +39,7 @@ from grpo_pl.config.shipped import short_name
 from grpo_pl.data.datamodule import RolloutDataModule, check_shares
 from grpo_pl.distributed.strategy import is_first_process
 from grpo_pl.files.checkpoints import CheckpointError
-from grpo_pl.files.runs import OpenRun, RunFolder, newest_run_folder
+from grpo_pl.files.runs import OpenRun, RunFolder, newest_run_folder, read_settings
 from grpo_pl.policy.tokenizer import FROM_DATA
 from grpo_pl.tools.watch import RewardWatch
 from grpo_pl.training.checks import check_monitors
@@ -224,7 +223,7 @@ class GRPOCLI(LightningCLI):
         if self.subcommand == "fit":
             check_shares(self.datamodule.prompt_count, built.num_devices * built.num_nodes)  # before the cold start
         for logger in self._others:
-            logger.log_hyperparams(yaml.safe_load(self._resolved_config()))
+            logger.log_hyperparams(read_settings(self._resolved_config()))
         if derived:
             _say(table(derived))
         return built
@@ -235,7 +234,7 @@ class GRPOCLI(LightningCLI):
         if built.checkpoint.keep_best:
             check_monitor(built.checkpoint.monitor, self.model, self.datamodule)
         config = self._resolved_config()
-        self.model.settings = yaml.safe_load(config)["model"]
+        self.model.settings = read_settings(config)["model"]
         opened = open_run(given.runs_dir, self._name(), config=config, resume=given.resume)
         self.run = self._end.enter_context(opened)
         folder = self.run.folder
@@ -305,7 +304,7 @@ class GRPOCLI(LightningCLI):
     def _check_checkpoint(self, path: Path) -> None:
         if not path.exists():
             raise CheckpointError(f"there is no checkpoint {path}.")
-        config = yaml.safe_load(self._resolved_config())
+        config = read_settings(self._resolved_config())
         check_resume(path, self.model, self.datamodule, config, fit=self.subcommand == "fit")
 
     def _resolved_config(self) -> str:

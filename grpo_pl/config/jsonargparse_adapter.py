@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import yaml
@@ -17,6 +18,8 @@ from jsonargparse import (
     ArgumentParser,
     _actions,
     _common,
+    _core,
+    _subcommands,
     _typehints,
     get_loader,
     set_dumper,
@@ -138,6 +141,7 @@ def _set_up_jsonargparse() -> None:
         lambda tree: yaml.dump(tree, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False),
     )
     _typehints.discard_init_args_on_class_path_change = _forget_another_class
+    _core.find_action_and_subcommand = _subcommands.find_action_and_subcommand = _find_action
 
 
 class _Dumper(yaml.SafeDumper):
@@ -148,6 +152,17 @@ _Dumper.add_multi_representer(str, lambda dumper, member: dumper.represent_str(s
 
 _load_yaml = get_loader("yaml")
 _keep_what_fits = _typehints.discard_init_args_on_class_path_change
+_find_among = _subcommands.find_action_and_subcommand
+
+
+def _find_action(parser: Any, dest: str, exclude: Any = None) -> Any:
+    """jsonargparse's search for an argument, among those that may be it: the search itself asks for the types of all
+    two hundred, some three thousand times in each command."""
+    if getattr(parser, "_subcommands_action", None) is not None:
+        return _find_among(parser, dest, exclude)  # whose arguments are few
+    flag = f"--{dest}"
+    named = [action for action in parser._actions if action.dest == dest or flag in action.option_strings]
+    return _find_among(SimpleNamespace(_actions=named), dest, exclude)  # type: ignore[arg-type]
 
 
 def _load_argument(text: str) -> Any:

@@ -18,6 +18,13 @@ from grpo_pl.files.checkpoints import LAST, newest_whole
 from grpo_pl.files.locks import FolderLock
 from grpo_pl.files.writing import staged
 
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with it
+
+
+def read_settings(text: str) -> Any:
+    """The values of a ``config.yaml``."""
+    return yaml.load(text, Loader=_LOADER)
+
 
 class RunFolder:
     """The files inside one run's folder."""
@@ -126,7 +133,7 @@ def resume_run(root: Path, name: str, config: str | None, *, first: bool) -> Ope
     checkpoint = newest_whole(folder.checkpoints, say)
     start = "its beginning, for it has no whole checkpoint" if checkpoint is None else checkpoint.name
     say(f"going on with {folder.path} from {start}.")
-    changes = [] if config is None else config_changes(_config_so_far(folder), yaml.safe_load(config))
+    changes = [] if config is None else config_changes(_config_so_far(folder), read_settings(config))
     if changes:
         say("changed: " + "; ".join(changes))
     return OpenRun(folder, checkpoint, lock=lock)
@@ -137,7 +144,7 @@ def keep_config(folder: RunFolder, config: str) -> None:
     if folder.config.exists() and folder.config.read_text(encoding="utf-8") == config:  # as in every new run
         return
     before = _config_so_far(folder)
-    if config_changes(before, yaml.safe_load(config)):
+    if config_changes(before, read_settings(config)):
         if before:
             number = next(n for n in count(1) if not (folder.path / f"config.{n}.yaml").exists())
             shutil.copyfile(folder.config, folder.path / f"config.{number}.yaml")
@@ -158,7 +165,7 @@ def _locked(folder: RunFolder) -> FolderLock:
 
 
 def _config_so_far(folder: RunFolder) -> dict[str, Any]:
-    return dict(yaml.safe_load(folder.config.read_text(encoding="utf-8")) or {}) if folder.config.exists() else {}
+    return dict(read_settings(folder.config.read_text(encoding="utf-8")) or {}) if folder.config.exists() else {}
 
 
 def newest_run_folder(root: Path, name: str) -> RunFolder | None:

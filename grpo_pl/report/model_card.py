@@ -8,11 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-import yaml
-
 import grpo_pl
 from grpo_pl.evaluation.curves import Points, read_curves
-from grpo_pl.files.runs import RunFolder
+from grpo_pl.files.runs import RunFolder, read_settings
 
 _HELD_OUT = re.compile(r"val(/.+)?/(greedy|pass@\d+|maj@\d+)")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -33,7 +31,7 @@ def model_card(
     """
     from huggingface_hub import ModelCard, ModelCardData
 
-    config = yaml.safe_load(run.config.read_text(encoding="utf-8")) if run.config.is_file() else {}
+    config = read_settings(run.config.read_text(encoding="utf-8")) if run.config.is_file() else {}
     curves = read_curves(run.metrics) if run.metrics.is_file() else {}
     if rollouts is not None:
         curves = {name: [point for point in points if point[0] <= rollouts] for name, points in curves.items()}

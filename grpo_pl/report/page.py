@@ -12,11 +12,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from grpo_pl.evaluation.curves import Points, no_signal, read_curves
 from grpo_pl.files.rows import Row, line_name, read_lines, read_object
-from grpo_pl.files.runs import RunFolder, flat_settings
+from grpo_pl.files.runs import RunFolder, flat_settings, read_settings
 from grpo_pl.files.writing import staged
 from grpo_pl.report.charts import charts, compared_held_out, comparison_charts, held_out_charts
 from grpo_pl.report.problems import before_and_after, length_chart, problem_charts, side_by_side
@@ -133,9 +131,7 @@ def comparison_data(runs: Mapping[str, RunFolder]) -> dict[str, Any]:
 def _differences(runs: Mapping[str, RunFolder]) -> list[list[str]]:
     """The settings in which the runs differ, a column for each run."""
     settings = {
-        name: flat_settings(yaml.safe_load(run.config.read_text(encoding="utf-8")) or {})
-        if run.config.is_file()
-        else {}
+        name: flat_settings(read_settings(run.config.read_text(encoding="utf-8")) or {}) if run.config.is_file() else {}
         for name, run in runs.items()
     }
     keys = dict.fromkeys(key for of in settings.values() for key in of if key.partition(".")[0] not in OF_THE_RUN)

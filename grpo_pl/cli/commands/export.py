@@ -6,10 +6,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from grpo_pl.files.checkpoints import PATTERN, rollouts_of
-from grpo_pl.files.runs import RunFolder
+from grpo_pl.files.runs import RunFolder, read_settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -84,7 +82,7 @@ def _write(trained: ServedModel, run: RunFolder, out: Path, card: str, *, merge:
     if not merge:
         if not has_adapters(model):
             raise ValueError(f"{trained.source} has no adapters (policy.lora is null): leave --merge at true.")
-        _name_base(model, dict(yaml.safe_load(run.config.read_text())["model"]))
+        _name_base(model, dict(read_settings(run.config.read_text())["model"]))
     export_policy(
         out,
         model=model,
