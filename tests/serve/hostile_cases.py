@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 CHAT, COMPLETIONS, SCORE, EVALUATE = "/v1/chat/completions", "/v1/completions", "/v1/score", "/v1/evaluate"
 FIELDS = {
@@ -24,13 +25,21 @@ CUT = frozenset({0, 400})
 """Refused; what was sent and not read may cost the client the answer."""
 
 
-class Case(NamedTuple):
+@dataclass(frozen=True)
+class Case:
     """Bytes for one connection and how they may be answered; 0 is a closed connection."""
 
     name: str
-    request: bytes
+    made: bytes | Callable[[], bytes]
+    """The bytes, or what makes them where they are megabytes: every worker of the tests collects all cases."""
     statuses: frozenset[int]
     why: str = ""
+    again: bool = False
+    """Another case asks for the same at another route."""
+
+    @property
+    def request(self) -> bytes:
+        return self.made if isinstance(self.made, bytes) else self.made()
 
 
 def post(path: str, body: bytes, *headers: str) -> bytes:
@@ -47,36 +56,41 @@ def cases() -> list[Case]:
     return [case for kind in kinds for case in kind()]
 
 
-def _filled(before: bytes, unit: bytes, after: bytes) -> bytes:
-    return before + unit * ((MANY - len(before) - len(after)) // len(unit)) + after
+def _filled(path: str, before: bytes, unit: bytes, after: bytes) -> Callable[[], bytes]:
+    """The largest body that is read: ``unit`` as often as there is room for it."""
+    return lambda: post(path, before + unit * ((MANY - len(before) - len(after)) // len(unit)) + after)
+
+
+def _many_keys(path: str) -> Callable[[], bytes]:
+    return lambda: post(path, b"{" + b",".join(b'"k%d":0' % i for i in range(500_000)) + b"}")
 
 
 def _shapes() -> Iterator[Case]:
-    """Eight megabytes of JSON in every shape, to every route."""
+    """Eight megabytes of JSON in every shape, to every route: one place reads the bodies of all of them."""
     for path, field in FIELDS.items():
-        start = b'{"' + field + b'":['
+        start, again = b'{"' + field + b'":[', path != CHAT
+        yield Case(f"{path} objects", _filled(path, start, b"{},", b"{}]}"), REFUSED)
+        yield Case(f"{path} one long string", _filled(path, b'{"' + field + b'":"', b"x", b'"}'), REFUSED)
         for name, unit, last in (
             ("numbers", b"1,", b"1"),
-            ("objects", b"{},", b"{}"),
             ("lists", b"[],", b"[]"),
             ("empty strings", b'"",', b'""'),
             ("nulls", b"null,", b"null"),
         ):
-            yield Case(f"{path} {name}", post(path, _filled(start, unit, last + b"]}")), REFUSED)
-        yield Case(f"{path} open lists", post(path, _filled(start, b"[", b"")), REFUSED)
-        yield Case(f"{path} one long string", post(path, _filled(b'{"' + field + b'":"', b"x", b'"}')), REFUSED)
-        yield Case(f"{path} keys", post(path, b"{" + b",".join(b'"k%d":0' % i for i in range(500_000)) + b"}"), REFUSED)
-    yield Case("keys of one name", post(CHAT, _filled(b"{", b'"a":0,', b'"a":0}')), REFUSED)
-    yield Case("a number of 8 MB", post(CHAT, _filled(b'{"n":', b"9", b"}")), REFUSED)
-    yield Case("a fraction of 8 MB", post(CHAT, _filled(b'{"temperature":0.', b"1", b"}")), REFUSED)
-    yield Case("an exponent of 8 MB", post(CHAT, _filled(b'{"temperature":1e', b"9", b"}")), REFUSED)
-    yield Case("numbers of 600 digits", post(SCORE, _filled(b'{"items":[', b"9" * 600 + b",", b"1]}")), REFUSED)
-    yield Case("invalid UTF-8", post(CHAT, _filled(b'{"messages":"', b"\xff", b'"}')), REFUSED)
-    yield Case("UTF-16", post(CHAT, ('{"messages":[' + "1," * 1_000_000 + "1]}").encode("utf-16")), REFUSED)
-    yield Case("nothing but blanks", post(CHAT, b" " * MANY), REFUSED)
-    yield Case("nothing but backslashes", post(CHAT, b"\\" * MANY), REFUSED)
+            yield Case(f"{path} {name}", _filled(path, start, unit, last + b"]}"), REFUSED, again=again)
+        yield Case(f"{path} open lists", _filled(path, start, b"[", b""), REFUSED, again=again)
+        yield Case(f"{path} keys", _many_keys(path), REFUSED, again=again)
+    yield Case("keys of one name", _filled(CHAT, b"{", b'"a":0,', b'"a":0}'), REFUSED)
+    yield Case("a number of 8 MB", _filled(CHAT, b'{"n":', b"9", b"}"), REFUSED)
+    yield Case("a fraction of 8 MB", _filled(CHAT, b'{"temperature":0.', b"1", b"}"), REFUSED)
+    yield Case("an exponent of 8 MB", _filled(CHAT, b'{"temperature":1e', b"9", b"}"), REFUSED)
+    yield Case("numbers of 600 digits", _filled(SCORE, b'{"items":[', b"9" * 600 + b",", b"1]}"), REFUSED)
+    yield Case("invalid UTF-8", _filled(CHAT, b'{"messages":"', b"\xff", b'"}'), REFUSED)
     wide = '{"items":[{"completion":"\N{GRINNING FACE}'.encode()
-    yield Case("four bytes a character", post(SCORE, _filled(wide, b"x", b'","answer":"1"}]}')), REFUSED)
+    yield Case("four bytes a character", _filled(SCORE, wide, b"x", b'","answer":"1"}]}'), REFUSED)
+    yield Case("UTF-16", lambda: post(CHAT, ('{"messages":[' + "1," * 1_000_000 + "1]}").encode("utf-16")), REFUSED)
+    yield Case("nothing but blanks", lambda: post(CHAT, b" " * MANY), REFUSED)
+    yield Case("nothing but backslashes", lambda: post(CHAT, b"\\" * MANY), REFUSED)
     nested = b'{"messages":[{"role":"user","content":' + b'[{"type":' * 500 + b"1" + b"}]" * 500 + b"}]}"
     yield Case("content in content", post(CHAT, nested), REFUSED)
     columns = [{"completion": "1", "answer": "1", **{f"c{i}-{k}": 0 for k in range(50)}} for i in range(1000)]
