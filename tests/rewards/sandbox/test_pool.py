@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,9 +28,24 @@ JOBS = [(f"x^{{{i}}}+1", f"1+x^{{{i if i % 3 else i + 1}}}") for i in range(1, 3
 EXPECTED = ["ok" if i % 3 else "wrong" for i in range(1, 31)]
 
 
+SORTS = """
+def judge(gold, answer, relative_tolerance):
+    return ("ok" if sorted(gold.split("+")) == sorted(answer.split("+")) else "wrong"), ""
+"""
+"""A judge for JOBS, whose workers start at once: they need no algebra."""
+
+
 @pytest.fixture
-def pool() -> Iterator[WorkerPool]:
-    pool = WorkerPool(SandboxSettings(soft_limit_s=0.5, hard_limit_s=10.0))
+def light(tmp_path: Path) -> SandboxSettings:
+    """For pools of one worker that starts at once."""
+    judge = tmp_path / "sorts.py"
+    judge.write_text(SORTS)
+    return SandboxSettings(soft_limit_s=0.5, hard_limit_s=10.0, workers=1, judge=str(judge))
+
+
+@pytest.fixture
+def light_pool(light: SandboxSettings) -> Iterator[WorkerPool]:
+    pool = WorkerPool(replace(light, workers=2))
     yield pool
     pool.close()
 
@@ -104,7 +120,8 @@ def test_a_bomb_costs_its_own_verdict_only(shared: WorkerPool) -> None:
     assert statuses(shared.run([JOBS[0], BOMB, JOBS[1], JOBS[2]])) == ["ok", "timeout", "ok", "wrong"]
 
 
-def test_workers_killed_from_outside_mid_batch_lose_nothing(pool: WorkerPool) -> None:
+def test_workers_killed_from_outside_mid_batch_lose_nothing() -> None:
+    pool = WorkerPool(SandboxSettings(soft_limit_s=0.5, hard_limit_s=10.0))
     pool.start()
     first = pool.pids
     jobs = [(f"x^{{{i}}}+{j}", f"{j}+x^{{{i}}}") for i in range(1, 30) for j in range(1, 6)]
@@ -117,17 +134,18 @@ def test_workers_killed_from_outside_mid_batch_lose_nothing(pool: WorkerPool) ->
     assert statuses(verdicts) == ["ok"] * len(jobs)
     assert statuses(pool.run([JOBS[0]])) == ["ok"]
     assert wait_until_gone(first) == []
+    pool.close()
 
 
-def test_a_worker_killed_while_idle_is_replaced(pool: WorkerPool) -> None:
-    pool.start()
-    for pid in pool.pids:
+def test_a_worker_killed_while_idle_is_replaced(light_pool: WorkerPool) -> None:
+    light_pool.start()
+    for pid in light_pool.pids:
         os.kill(pid, signal.SIGKILL)
-    assert statuses(pool.run(JOBS)) == EXPECTED
+    assert statuses(light_pool.run(JOBS)) == EXPECTED
 
 
-def test_a_worker_deaf_to_the_soft_limit_is_killed_and_replaced() -> None:
-    pool = WorkerPool(SandboxSettings(soft_limit_s=0.2, hard_limit_s=0.5, workers=1))
+def test_a_worker_deaf_to_the_soft_limit_is_killed_and_replaced(light: SandboxSettings) -> None:
+    pool = WorkerPool(replace(light, soft_limit_s=0.2, hard_limit_s=0.5))
     pool.start()
     (pid,) = pool.pids
     os.kill(pid, signal.SIGSTOP)  # does not even take signals
@@ -151,17 +169,17 @@ def test_memory_is_limited_and_a_bomb_does_not_pass_the_limit() -> None:
     pool.close()
 
 
-def test_closing_ends_the_workers_and_a_closed_pool_starts_again(pool: WorkerPool) -> None:
-    pool.start()
-    pids = pool.pids
-    pool.close()
+def test_closing_ends_the_workers_and_a_closed_pool_starts_again(light_pool: WorkerPool) -> None:
+    light_pool.start()
+    pids = light_pool.pids
+    light_pool.close()
     assert [pid for pid in pids if is_alive(pid)] == []
-    assert pool.pids == []
-    assert statuses(pool.run(JOBS[:2])) == ["ok", "ok"]
+    assert light_pool.pids == []
+    assert statuses(light_pool.run(JOBS[:2])) == ["ok", "ok"]
 
 
-def test_a_dropped_pool_ends_its_workers() -> None:
-    pool = WorkerPool()
+def test_a_dropped_pool_ends_its_workers(light: SandboxSettings) -> None:
+    pool = WorkerPool(light)
     pool.start()
     pids = pool.pids
     del pool
@@ -192,7 +210,7 @@ def score_in_child(reward: MathReward, queue: multiprocessing.Queue) -> None:
 
 
 def test_a_forked_child_gets_workers_of_its_own() -> None:
-    reward = MathReward()
+    reward = MathReward(workers=1)
     reward.pool.start()
     mine = reward.pool.pids
     context = multiprocessing.get_context("fork")
@@ -202,7 +220,7 @@ def test_a_forked_child_gets_workers_of_its_own() -> None:
     values, theirs = queue.get(timeout=60)
     child.join()
     assert values == [1.0, 0.0]
-    assert len(theirs) == 2
+    assert len(theirs) == len(mine) == 1
     assert not set(mine) & set(theirs)
     assert wait_until_gone(theirs) == []
     assert reward.pool.pids == mine
@@ -212,7 +230,7 @@ def test_a_forked_child_gets_workers_of_its_own() -> None:
 
 @pytest.mark.parametrize("method", ["spawn", pytest.param("fork", marks=pytest.mark.slow)])
 def test_a_daemonic_process_pool_scores(method: str) -> None:
-    reward = MathReward()
+    reward = MathReward(workers=1)
     with multiprocessing.get_context(method).Pool(1) as processes:
         scores = processes.apply(reward, ([r"\boxed{1+x}", r"\boxed{x+2}"], ["x+1", "x+1"], {}))
     assert [score.value for score in scores] == [1.0, 0.0]
@@ -222,7 +240,7 @@ def test_a_daemonic_process_pool_scores(method: str) -> None:
 def test_data_loader_workers_score(method: str) -> None:
     from torch.utils.data import DataLoader
 
-    reward = MathReward()
+    reward = MathReward(workers=1)
     reward.pool.start()
     loader = DataLoader(
         [r"\boxed{1+x}", r"\boxed{x+2}", r"\boxed{9^{9^{9^9}}+x}"],  # type: ignore[arg-type]
@@ -235,10 +253,10 @@ def test_data_loader_workers_score(method: str) -> None:
     reward.close()
 
 
-def test_a_pool_survives_pickle_and_deepcopy_without_its_workers(pool: WorkerPool) -> None:
-    pool.start()
-    for twin in (pickle.loads(pickle.dumps(pool)), copy.deepcopy(pool)):
-        assert twin.settings == pool.settings
+def test_a_pool_survives_pickle_and_deepcopy_without_its_workers(light_pool: WorkerPool) -> None:
+    light_pool.start()
+    for twin in (pickle.loads(pickle.dumps(light_pool)), copy.deepcopy(light_pool)):
+        assert twin.settings == light_pool.settings
         assert twin.pids == []
 
 
