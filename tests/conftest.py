@@ -1,6 +1,7 @@
 """What all tests share: one thread, a tiny task, and the command line run in this process."""
 
 import contextlib
+import copy
 import csv
 import gc
 import io
@@ -24,8 +25,10 @@ import docstring_parser
 import pytest
 import torch
 import yaml
+from jsonargparse import _common, _signatures
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from grpo_pl.config import jsonargparse_adapter
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.environments import Environment, EnvironmentPool
 from grpo_pl.objective.algorithm import GRPOAlgorithm
@@ -48,7 +51,25 @@ from grpo_pl.training.progress import stopwatch
 from grpo_pl.types import GenerateRequest, PromptBatch, Rollout, SampleKey, SamplingParams
 
 torch.set_num_threads(1)
+sys.dont_write_bytecode = False  # else each worker compiles the tests in each run
 docstring_parser.parse_from_object = cache(docstring_parser.parse_from_object)  # each command parses the same again
+
+
+_read_parameters = _signatures.get_signature_parameters
+
+
+@cache
+def _parameters(component: Any, method: str | None, logger: Any, *_: Any) -> list[Any]:
+    return list(_read_parameters(component, method, logger))
+
+
+def _known_parameters(component: Any, method: str | None = None, logger: Any = True) -> list[Any]:
+    """As jsonargparse reads a signature, which each command would do again for the same classes."""
+    depends = jsonargparse_adapter._describe, frozenset(_common.subclasses_enabled_types)
+    return [copy.copy(parameter) for parameter in _parameters(component, method, logger, *depends)]
+
+
+_signatures.get_signature_parameters = _known_parameters
 
 TOGETHER = ("tests/serve/", "tests/distributed/", "tests/faults/")
 """Folders whose files share servers or runs that take long to make: one worker takes all of such a folder."""
@@ -59,6 +80,7 @@ LONGEST = (
     "tests/cli/",
     "tests/test_presets.py",
     "tests/rewards/",
+    "tests/environments/",
     "tests/tools/",
     "tests/training/",
     "tests/callbacks/",
@@ -148,6 +170,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Modules and tests stay: Python need not look there for garbage, again and again and in each forked process."""
     gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """``-n logical``: one worker more than processors, for many a test waits for a process, a limit or a deadline."""
+    return len(os.sched_getaffinity(0)) + 1 if config.option.numprocesses == "logical" else None
 
 
 @pytest.hookimpl(optionalhook=True)
