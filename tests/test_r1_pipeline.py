@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.training.test_reward_model import CONFIG
+
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "configs" / "r1_pipeline" / "run.sh"
 
@@ -28,6 +30,8 @@ def _run(folder: Path, *options: str, **environment: str) -> subprocess.Complete
 
 @pytest.mark.slow
 def test_the_five_stages_run_one_after_the_other(command_line: Any, tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.yaml"
+    pairs.write_text(yaml.safe_dump({**CONFIG, "data": {**CONFIG["data"], "steps": 2}}))
     done = _run(
         tmp_path,
         "--data.steps=2",
@@ -35,6 +39,7 @@ def test_the_five_stages_run_one_after_the_other(command_line: Any, tmp_path: Pa
         BASE=str(command_line.config("r1")),
         OUT="out",
         PROBLEMS="60",
+        PAIRS=str(pairs),
         GRPO_PL_CACHE=str(tmp_path / "cache"),
     )
     assert done.returncode == 0, done.stderr
@@ -47,7 +52,7 @@ def test_the_five_stages_run_one_after_the_other(command_line: Any, tmp_path: Pa
     assert last["model"]["cold_start"]["demonstrations"] == "out/2-kept.jsonl"
     assert len(last["model"]["rewards"]) == len(first["model"]["rewards"]) + 1
     assert len(list((tmp_path / "cache" / "cold_start").iterdir())) == 2  # two different cold starts
-    assert "rewards/length/mean" in (out / "3-all-round" / "metrics.csv").read_text()
+    assert "rewards/model/mean" in (out / "3-all-round" / "metrics.csv").read_text()
     assert (out / "3-all-round" / "export" / "model.safetensors").is_file()
 
 

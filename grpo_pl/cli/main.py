@@ -103,6 +103,7 @@ def _train(verb: str, args: list[str]) -> int:
         import_models()  # before Lightning does it
 
         from grpo_pl.cli.doctor import DoctorCLI
+        from grpo_pl.cli.reward_model import RewardModelCLI, trains_reward_model
         from grpo_pl.cli.trainer import GRPOCLI
         from grpo_pl.policy.quiet import quiet_libraries
         from grpo_pl.rollout.engine import RolloutInterrupted
@@ -111,7 +112,7 @@ def _train(verb: str, args: list[str]) -> int:
     try:
         if verb == "doctor":
             return DoctorCLI([verb, *args]).status
-        GRPOCLI([verb, *args])
+        (RewardModelCLI if verb == "fit" and trains_reward_model(args) else GRPOCLI)([verb, *args])
     except RolloutInterrupted as stop:
         by_hand = stop.signal == signal.SIGINT
         print(f"grpo-pl {verb}: stopped by {'Ctrl-C' if by_hand else 'SIGTERM'}; --resume goes on.", file=sys.stderr)

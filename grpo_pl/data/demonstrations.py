@@ -6,12 +6,14 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from grpo_pl.environments.base import Observation, text_of
 from grpo_pl.files.rows import Row, line_name, read_lines
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.types import Conversation
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -57,16 +59,14 @@ def read_demonstrations(path: str | Path) -> list[Demonstration]:
     return found
 
 
-def draw_demonstrations(
-    demonstrations: list[Demonstration], *, step: int, count: int, seed: int
-) -> list[Demonstration]:
-    """The ``count`` demonstrations of an SFT step: pass after pass over all of them, each pass in another order."""
-    total = len(demonstrations)
-    drawn: list[Demonstration] = []
+def draw_in_passes(rows: Sequence[T], *, step: int, count: int, seed: int) -> list[T]:
+    """The ``count`` rows of a step: pass after pass over all of them, each pass in another order."""
+    total = len(rows)
+    drawn: list[T] = []
     for epoch in range(step * count // total, ((step + 1) * count - 1) // total + 1):
         order = random.Random(row_key(seed, "demonstrations", epoch)).sample(range(total), total)
         first, last = (min(max(index - epoch * total, 0), total) for index in (step * count, (step + 1) * count))
-        drawn += [demonstrations[i] for i in order[first:last]]
+        drawn += [rows[i] for i in order[first:last]]
     return drawn
 
 

@@ -171,19 +171,23 @@ def load_model(
             options["quantization_config"] = nf4_config(getattr(torch, policy.dtype, torch.float32))
         dtype = "auto" if policy.dtype == "auto" else getattr(torch, policy.dtype)
         model = load_pretrained(AutoModelForCausalLM, source, dtype=dtype, **options)
-    # rollout and scoring must use one distribution, so that the first ratio of an update is 1
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        for name in ("attention_dropout", "dropout_p"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
+    switch_dropout_off(model)  # rollout and scoring must use one distribution: the first ratio of an update is 1
     if policy.lora is not None:
         add_adapters(model, policy.lora, seed=policy.init_seed)
     if policy.quantization is not None and weights:
         keep_form(model)
         keep_out_of_checkpoints(model)
     return model.train()  # from_pretrained leaves it in eval mode
+
+
+def switch_dropout_off(model: torch.nn.Module) -> None:
+    """Sets every dropout of a model to zero, so that training and evaluation mode compute the same."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "dropout_p"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
 
 
 def check_weights(policy: PolicyConfig) -> None:

@@ -60,6 +60,11 @@ class LoadsModel(Reward):
     def close(self) -> None:
         self._loaded = None
 
+    @property
+    def loaded(self) -> tuple[Any, Any]:
+        """(model, tokenizer), loaded now if they are not yet."""
+        return self._load()
+
     def _load(self) -> tuple[Any, Any]:
         with _LOCK:
             if self._loaded is None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from grpo_pl.data.demonstrations import Demonstration, draw_demonstrations, read_demonstrations
+from grpo_pl.data.demonstrations import Demonstration, draw_in_passes, read_demonstrations
 from grpo_pl.environments.base import Environment, Player, PolicyFault, Transition, play
 from grpo_pl.files.cache import cache_root
 from grpo_pl.files.writing import staged_folder, system_errors
@@ -175,7 +175,7 @@ class ColdStart:
             if stage is None and any(each.further for each in shown):
                 raise ValueError(f"{self.demonstrations} holds episodes of several turns: set model.environment.")
             _check_characters(shown, known, tags)
-            draw = partial(draw_demonstrations, shown, count=batch_size, seed=self.seed)
+            draw = partial(draw_in_passes, shown, count=batch_size, seed=self.seed)
             batches: Iterator[list[Demonstration]] = (draw(step=step) for step in range(steps))
         else:
             made = self.made(source, stage)

@@ -358,15 +358,17 @@ def _instantiate(*files: Path, further: Sequence[str] = ()) -> Any:
     from grpo_pl.config.jsonargparse_adapter import Parser
     from grpo_pl.data.datamodule import RolloutDataModule
     from grpo_pl.training.module import GRPOModule
+    from grpo_pl.training.reward_model import PreferenceData, RewardModelModule
 
+    scores = files[0].stem == "reward_model"
     parser = Parser(exit_on_error=False)
     parser.add_argument("--config", action="config")
     parser.add_argument("--seed_everything", type=int)
     parser.add_argument("--trainer", type=dict[str, Any])
     parser.add_argument("--checkpoint", type=dict[str, Any])
     parser.add_argument("--watch", type=dict[str, Any])
-    parser.add_class_arguments(GRPOModule, "model")
-    parser.add_class_arguments(RolloutDataModule, "data")
+    parser.add_class_arguments(RewardModelModule if scores else GRPOModule, "model")
+    parser.add_class_arguments(PreferenceData if scores else RolloutDataModule, "data")
     return parser.instantiate_classes(parser.parse_args([*(f"--config={file}" for file in files), *further]))
 
 
@@ -374,7 +376,7 @@ def _instantiate(*files: Path, further: Sequence[str] = ()) -> Any:
 def test_every_shipped_configuration_can_be_built(file: Path) -> None:
     on_top_of = CONFIGS / f"{file.stem.removesuffix('_lora').removesuffix('_box')}.yaml"
     built = _instantiate(on_top_of, *([file] if file != on_top_of else []))
-    assert built.model.rewards
+    assert built.model.classifier_config if file.stem == "reward_model" else built.model.rewards
     assert built.data.steps > 0
 
 

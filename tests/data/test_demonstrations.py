@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from grpo_pl.data.demonstrations import Demonstration, draw_demonstrations, read_demonstrations
+from grpo_pl.data.demonstrations import Demonstration, draw_in_passes, read_demonstrations
 
 
 def _user(text: str) -> dict[str, str]:
@@ -81,11 +81,11 @@ def test_every_pass_shows_each_demonstration_once_in_another_order(count: int) -
     rows = [Demonstration(str(i), "") for i in range(5)]
     stream: list[str] = []
     for step in range(30):
-        batch = draw_demonstrations(rows, step=step, count=count, seed=0)
+        batch = draw_in_passes(rows, step=step, count=count, seed=0)
         assert len(batch) == count
         stream += [row.question for row in batch]
     passes = [stream[i : i + 5] for i in range(0, len(stream) - 4, 5)]
     assert all(Counter(one) == Counter("01234") for one in passes)
     assert len(set(map(tuple, passes))) > 1
-    again = draw_demonstrations(rows, step=7, count=count, seed=0)
+    again = draw_in_passes(rows, step=7, count=count, seed=0)
     assert [row.question for row in again] == stream[7 * count : 8 * count]

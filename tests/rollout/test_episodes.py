@@ -524,3 +524,19 @@ def test_nothing_is_kept_after_a_step(play: Play) -> None:
     play()
     gc.collect()
     assert not [thing for thing in gc.get_objects() if type(thing) is TurnSlots]
+
+
+def test_each_turn_has_a_thinking_budget(play: Play, tokenizer: PreTrainedTokenizerBase) -> None:
+    sampling = replace(SAMPLING, thinking_budget=(2, 4))
+    kept, anew = (play(engine=engine, sampling=sampling) for engine in (NativeEngine(), PlainEngine()))
+    assert same(kept[0], anew[0])
+    rollout, episodes = kept
+    (end,) = tokenizer("</think>", add_special_tokens=False).input_ids
+    fed = (rollout.completion_ids == end) & ~rollout.action_mask & rollout.completion_mask
+    assert fed.any()
+    for row, episode in enumerate(episodes):
+        for turn, written in enumerate(actions(rollout, row)):
+            thought = ">" + tokenizer.decode(written, skip_special_tokens=True)
+            assert episode.actions[turn].replace("</think>", "") == thought.replace("</think>", "")
+        closed = sum("</think>" in action for action in episode.actions)
+        assert closed >= int(fed[row].sum())

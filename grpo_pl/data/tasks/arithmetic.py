@@ -59,6 +59,11 @@ class ArithmeticPrompts(GeneratedPrompts):
         return f"use more digits than {self.digits}, another difficulty than {self.difficulty!r}, or a smaller batch."
 
 
+def worked_lines(problem: Problem) -> list[str]:
+    """The calculation of a problem, a line a column, see `scratchpad`."""
+    return scratchpad(*_parse(problem.question))
+
+
 def scratchpad(a: int, operator: str, b: int) -> list[str]:
     """One line a column, units first: ``7+5+0=12`` is digits, carry in, and their sum; ``3-5-1=7`` borrowed a ten."""
     return [f"{x}{operator}{y}{operator}{carry_in}={result}" for x, y, carry_in, result, _ in _columns(a, operator, b)]

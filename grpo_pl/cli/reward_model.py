@@ -1,0 +1,109 @@
+"""``RewardModelCLI``: ``grpo-pl fit`` for a configuration with ``model.classifier``, into a run folder of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
+from grpo_pl.callbacks.held_out import ValidateAtBothEnds
+from grpo_pl.callbacks.record import KeepConfiguration
+from grpo_pl.callbacks.termination import StopOnSignal
+from grpo_pl.cli.help_page import split_help
+from grpo_pl.cli.run_folder import TRAINER_DEFAULTS, as_list, follow_launcher, open_run, run_loggers, write_into
+from grpo_pl.cli.trainer import TrainerParser
+from grpo_pl.config.objects import read_tree, values_of
+from grpo_pl.distributed.strategy import is_first_process
+from grpo_pl.training.checks import check_extras, check_length, check_precision, check_strategy
+from grpo_pl.training.reward_model import PreferenceData, RewardModelModule
+
+
+def trains_reward_model(args: Sequence[str]) -> bool:
+    """True if the files or options of a ``fit`` name a ``model.classifier``."""
+    files = [Path(value) for value in values_of(list(args), "--config")]
+    models = [read_tree(file).get("model") for file in files if file.is_file()]
+    named = any(isinstance(model, dict) and "classifier" in model for model in models)
+    return named or any(arg.startswith("--model.classifier") for arg in args)
+
+
+class RewardModelCLI(LightningCLI):
+    """``fit`` of a reward model: metrics, checkpoints, and at the end the export that a ``ModelReward`` loads."""
+
+    def __init__(self, args: list[str]) -> None:
+        args, _ = split_help(args)  # its page is short
+        with ExitStack() as self._end:
+            super().__init__(
+                RewardModelModule,
+                PreferenceData,
+                args=args,
+                save_config_callback=None,
+                trainer_defaults=TRAINER_DEFAULTS,
+                seed_everything_default=0,
+                parser_class=TrainerParser,
+                parser_kwargs={"prog": "grpo-pl", "description": "Trains a reward model on pairs of completions."},
+                auto_configure_optimizers=False,
+                load_from_checkpoint_support=False,
+            )
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # Lightning's is static
+        return {"fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule", "weights_only"}}
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_lightning_class_args(RolloutCheckpoint, "checkpoint")
+        parser.set_defaults({"checkpoint.monitor": "val/agreement"})
+        parser.add_argument("--runs_dir", type=str, default="runs", help="Folder that holds one folder per run.")
+        parser.add_argument("--name", type=str | None, default=None, help="Name; by default the stem of --config.")
+        parser.add_argument("--resume", action="store_true", help="Go on with the newest run of that name.")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parses without Lightning's warning about ``args`` beside ``sys.argv``, which are the same here."""
+        self.config = parser.parse_args(args)
+
+    def _parse_ckpt_path(self) -> None:
+        """Does nothing: hyperparameters inside a checkpoint do not win over the command line."""
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        arguments = super()._prepare_subcommand_kwargs(subcommand)
+        if self._run.checkpoint is not None:
+            arguments["ckpt_path"] = str(self._run.checkpoint)
+        return {**arguments, "weights_only": True}  # tensors and plain values only
+
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        built, given = self.config_init["fit"], self.config["fit"]
+        trainer = built.trainer
+        check_length(trainer["max_epochs"], trainer["max_steps"])
+        check_precision(str(trainer["precision"]))
+        check_strategy(trainer["strategy"])
+        check_extras([*as_list(trainer["callbacks"]), *as_list(trainer["plugins"])])
+        self.model.check(self.datamodule)
+        configs = given.config or []
+        config = str(self._parser("fit").dump(given, skip_unset=False))
+        name = given.name or (Path(str(configs[0])).stem if configs else "reward_model")
+        self._run = self._end.enter_context(open_run(given.runs_dir, name, config=config, resume=given.resume))
+        self.folder = self._run.folder
+        write_into(self.folder, [built.checkpoint])
+        own = [StopOnSignal(), ValidateAtBothEnds(), KeepConfiguration(self.folder, config)]
+        if trainer["enable_progress_bar"] is not False and sys.stderr.isatty():
+            own.append(RichProgressBar())
+        else:
+            trainer["enable_progress_bar"] = False
+        trainer["callbacks"] = [*as_list(trainer["callbacks"]), *own]
+        trainer["logger"] = run_loggers(self.folder, as_list(trainer["logger"]))
+        trainer["default_root_dir"] = str(self.folder.path)
+        follow_launcher(trainer)
+        return super().instantiate_trainer(**kwargs)
+
+    def after_fit(self) -> None:
+        self.model.export(self.folder.export)
+        if is_first_process() and self.model.agreement is not None:
+            value, low, high = self.model.agreement
+            print(
+                f"agrees with {value:.3f} ({low:.3f} … {high:.3f}) of {len(self.datamodule.val_pairs)} held-out pairs; "
+                f"{self.folder.export} is a model for grpo_pl.rewards.ModelReward."
+            )

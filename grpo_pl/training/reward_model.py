@@ -1,0 +1,284 @@
+"""``RewardModelModule``: trains a sequence classifier on pairs of completions, as a LightningModule with its data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, SequentialSampler
+
+from grpo_pl.data.demonstrations import draw_in_passes
+from grpo_pl.data.preferences import PairSource, Preference
+from grpo_pl.distributed.collective import Collective
+from grpo_pl.distributed.sharding import build_once, shard, whole_state_dict
+from grpo_pl.distributed.strategy import FSDP2Strategy
+from grpo_pl.files.writing import staged_folder, system_errors
+from grpo_pl.functional.argument_checks import check_at_least
+from grpo_pl.functional.estimates import wilson_interval
+from grpo_pl.functional.preferences import agreements, bradley_terry_loss
+from grpo_pl.policy.loading import PolicyConfig, load_tokenizer, model_config, switch_dropout_off
+from grpo_pl.policy.tokenizer import known_characters, lacking_characters, shown_characters
+from grpo_pl.rewards.pretrained import load_pretrained
+from grpo_pl.training.optimization import Optimization
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def load_classifier(config: PolicyConfig, tokenizer: PreTrainedTokenizerBase, *, weights: bool = True) -> Any:
+    """A sequence classifier with one label, from scratch or from a saved model, of which a causal language model gets a
+    new head; in training mode with dropout set to zero.
+
+    Raises:
+        ValueError: no such classifier can be built or loaded.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    if config.source is not None and weights:
+        model = load_pretrained(AutoModelForSequenceClassification, config.source, head="score", num_labels=1)
+    else:
+        settings = model_config(config, tokenizer, config.source)
+        settings.num_labels = 1
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.init_seed)
+            try:
+                model = AutoModelForSequenceClassification.from_config(settings)
+            except Exception as error:  # of transformers, whose message names all models that there are
+                why = " ".join(str(error).split())[:120]
+                raise ValueError(f"no {settings.model_type} model scores texts: model.classifier: {why}") from error
+    model.config.pad_token_id = tokenizer.pad_token_id  # by which decoders find the last token
+    switch_dropout_off(model)
+    return model.train()
+
+
+def text_scores(model: Any, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, max_length: int) -> Tensor:
+    """(N,) float32: the first logit of each text, cut at the left and tokenized as a `ModelReward` does."""
+    texts = [text.encode(errors="replace").decode() for text in texts]  # lone surrogates
+    batch = tokenizer(texts, padding=True, truncation=True, max_length=max_length, return_tensors="pt")
+    names = [name for name in tokenizer.model_input_names if name in batch]
+    logits: Tensor = model(**{name: batch[name].to(model.device) for name in names}).logits
+    return logits[:, 0].float()
+
+
+def pair_scores(
+    model: Any, tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Preference], *, max_length: int
+) -> tuple[Tensor, Tensor]:
+    """Scores of the preferred and of the other completions, (N,) each, in one forward pass."""
+    texts = [*(pair.prompt + pair.chosen for pair in pairs), *(pair.prompt + pair.rejected for pair in pairs)]
+    chosen, rejected = text_scores(model, tokenizer, texts, max_length=max_length).chunk(2)
+    return chosen, rejected
+
+
+class RewardModelModule(LightningModule):
+    """Minimises the Bradley–Terry loss on pairs of completions; one training batch is one optimiser step.
+
+    Args:
+        classifier: the model: a ``path``, or ``from_scratch``.
+        max_length: most tokens of a prompt and its completion; a longer text loses its beginning.
+        optimization: AdamW, learning-rate schedule, clipping; its rollouts are steps.
+    """
+
+    def __init__(
+        self,
+        classifier: PolicyConfig,
+        max_length: int = 1024,
+        optimization: Optimization = Optimization(lr=1e-4),  # noqa: B008 - frozen
+    ) -> None:
+        super().__init__()
+        check_at_least(1, "model", max_length=max_length)
+        if classifier.lora is not None or classifier.quantization is not None:
+            raise ValueError("model.classifier is trained whole: set its lora and quantization null.")
+        self.automatic_optimization = False
+        self.classifier_config, self.max_length, self.optimization = classifier, max_length, optimization
+        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(classifier)
+        self.tokenizer.padding_side, self.tokenizer.truncation_side = "right", "left"
+        self.model: PreTrainedModel | None = None
+        self.agreement: tuple[float, float, float] | None = None
+        """Share of held-out pairs that the last validation agreed with, and the ends of its 95 % interval."""
+        self._counted = torch.zeros(3, dtype=torch.float64)  # agreements, losses, pairs
+
+    # --- building ---------------------------------------------------------------------------------------------------
+
+    def configure_model(self) -> None:
+        if self.model is not None:
+            return
+        if not isinstance(self.trainer.strategy, FSDP2Strategy):
+            self.model = load_classifier(self.classifier_config, self.tokenizer)
+            return
+
+        def build(*, weights: bool = True) -> PreTrainedModel:
+            return cast("PreTrainedModel", load_classifier(self.classifier_config, self.tokenizer, weights=weights))
+
+        self.model = build_once(build)
+        shard(self.model, self.trainer.strategy.sharding)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self.optimization.build(self.parameters())
+
+    def check(self, data: PreferenceData) -> None:
+        """Refuses what would fail after the start: pairs with characters that the tokenizer lacks, a bad model."""
+        known = known_characters(self.tokenizer)
+        if known is not None:
+            tags = self.tokenizer.get_added_vocab()
+            texts = ("".join(pair) for pair in [*data.train_pairs, *data.val_pairs])
+            if lacking := sorted(set().union(*(lacking_characters(text, known, tags) for text in texts))):
+                raise ValueError(
+                    f"the vocabulary lacks {shown_characters(lacking)}, which pairs hold: add them to "
+                    "model.classifier.characters."
+                )
+        if self.model is None:
+            load_classifier(self.classifier_config, self.tokenizer)
+
+    # --- training ---------------------------------------------------------------------------------------------------
+
+    def training_step(self, batch: list[Preference], batch_idx: int) -> None:
+        step, total = self._data.completed_rollouts, self._data.steps
+        optimizer = cast(torch.optim.Optimizer, self.optimizers())
+        self.optimization.configure(optimizer, rollout=step, total=total)
+        chosen, rejected = self._scores(batch)
+        loss = bradley_terry_loss(chosen, rejected).mean()
+        optimizer.zero_grad(set_to_none=True)
+        self.manual_backward(loss)
+        norm = self.optimization.clip_gradients(self.parameters())
+        optimizer.step()
+        right, count = (
+            agreements(chosen.detach(), rejected.detach()).sum(),
+            torch.tensor(len(batch), device=self.device),
+        )
+        found = self.collective.ratios({"loss": (loss.detach() * len(batch), count), "agreement": (right, count)})
+        for logger in self.loggers:
+            rate = self.optimization.lr_at(step, total)
+            logger.log_metrics({**found, "grad_norm": float(norm), "lr": rate}, step=step + 1)
+        self._data.completed_rollouts += 1
+
+    def validation_step(self, batch: list[Preference], batch_idx: int) -> None:
+        if batch:
+            chosen, rejected = self._scores(batch)
+            right, loss = agreements(chosen, rejected).sum(), bradley_terry_loss(chosen, rejected).double().sum()
+            self._counted += torch.tensor([right, loss, len(batch)], dtype=torch.float64)
+
+    def on_validation_epoch_end(self) -> None:
+        right, loss, count = self.collective.sum(self._counted.to(self.device)).tolist()
+        self._counted.zero_()
+        self.agreement = (right / count, *wilson_interval(round(right), int(count)))
+        names = ("val/agreement", "val/agreement_low", "val/agreement_high")
+        self.log("step", float(self._data.completed_rollouts), on_epoch=True)
+        self.log_dict({**dict(zip(names, self.agreement, strict=True)), "val/loss": loss / count}, on_epoch=True)
+
+    def _scores(self, batch: list[Preference]) -> tuple[Tensor, Tensor]:
+        return pair_scores(self.model, self.tokenizer, batch, max_length=self.max_length)
+
+    # --- checkpoints and export -------------------------------------------------------------------------------------
+
+    def finish_rollouts(self) -> dict[int, str]:
+        """Nothing is drawn ahead; for `RolloutCheckpoint`."""
+        return {}
+
+    def export(self, folder: Path) -> None:
+        """Writes model and tokenizer for `ModelReward` and ``transformers``; all processes call it."""
+        assert self.model is not None
+        save_classifier(
+            self.model.config, whole_state_dict(self.model), self.tokenizer, folder, self.trainer.is_global_zero
+        )
+
+    @property
+    def collective(self) -> Collective:
+        return Collective(rank=self.trainer.global_rank, world=self.trainer.world_size)
+
+    @property
+    def _data(self) -> PreferenceData:
+        return cast(PreferenceData, self.trainer.datamodule)  # type: ignore[attr-defined]
+
+
+def save_classifier(
+    config: Any, weights: dict[str, Any], tokenizer: PreTrainedTokenizerBase, folder: Path, is_first: bool
+) -> None:
+    """Writes a classifier's folder, which takes the place of an earlier one; only where ``is_first``."""
+    from transformers import AutoModelForSequenceClassification
+
+    if not is_first:
+        return
+    model = AutoModelForSequenceClassification.from_config(config)
+    model.load_state_dict(weights)
+    with staged_folder(folder) as staging, system_errors():
+        model.save_pretrained(staging)
+        tokenizer.save_pretrained(staging)
+
+
+class PreferenceData(LightningDataModule):
+    """The pairs of each training step, a function of the step alone, and held-out pairs in slices.
+
+    Args:
+        pairs: where they come from.
+        steps: optimiser steps of a run.
+        pairs_per_step: pairs of a step, over all processes.
+        val_pairs: held-out pairs that are scored; null takes all.
+        seed: names the order of the training pairs, which is another in every pass.
+    """
+
+    def __init__(
+        self, pairs: PairSource, steps: int = 200, pairs_per_step: int = 32, val_pairs: int | None = None, seed: int = 0
+    ) -> None:
+        super().__init__()
+        check_at_least(1, "data", steps=steps, pairs_per_step=pairs_per_step)
+        if val_pairs is not None:
+            check_at_least(1, "data", val_pairs=val_pairs)
+        self.pairs, self.steps, self.pairs_per_step, self.seed = pairs, steps, pairs_per_step, seed
+        self.train_pairs, self.val_pairs = pairs.training(), pairs.held_out()[:val_pairs]
+        self.completed_rollouts = 0
+        """Completed steps; the name is that of all runs, whose checkpoints count them."""
+
+    def batch(self, step: int) -> list[Preference]:
+        """This process's pairs of a step."""
+        rank, world = self._rank_and_world()
+        if self.pairs_per_step % world:
+            raise ValueError(f"data.pairs_per_step={self.pairs_per_step} does not divide among {world} processes.")
+        drawn = draw_in_passes(self.train_pairs, step=step, count=self.pairs_per_step, seed=self.seed)
+        share = self.pairs_per_step // world
+        return drawn[rank * share : (rank + 1) * share]
+
+    def train_dataloader(self) -> DataLoader[list[Preference]]:
+        steps = _Steps(self)
+        return DataLoader(steps, batch_size=None, sampler=_Remaining(steps))
+
+    def val_dataloader(self) -> DataLoader[list[Preference]]:
+        rank, world = self._rank_and_world()
+        own = self.val_pairs[rank::world]
+        count = -(-len(self.val_pairs) // (world * self.pairs_per_step))  # the same on all processes
+        return DataLoader(
+            [own[i * self.pairs_per_step : (i + 1) * self.pairs_per_step] for i in range(count)],  # type: ignore[arg-type]
+            batch_size=None,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"completed_rollouts": self.completed_rollouts}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.completed_rollouts = state_dict["completed_rollouts"]
+
+    def _rank_and_world(self) -> tuple[int, int]:
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
+
+
+class _Steps(Dataset[list[Preference]]):
+    def __init__(self, data: PreferenceData) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return self.data.steps
+
+    def __getitem__(self, step: int) -> list[Preference]:
+        return self.data.batch(step)
+
+
+class _Remaining(SequentialSampler):
+    """Steps from the first uncompleted one; Lightning adds those that it restored to the length itself."""
+
+    data_source: _Steps
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.data_source.data.completed_rollouts, len(self.data_source)))

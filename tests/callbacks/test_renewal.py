@@ -1,0 +1,103 @@
+"""A reward model that learns on during RL: on pairs of a judge or a file, resumed bit by bit, and watched."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from grpo_pl.callbacks.renewal import RenewRewardModel
+from grpo_pl.files.sharded_checkpoints import read_checkpoint
+from grpo_pl.policy.loading import PolicyConfig
+from grpo_pl.rewards import LengthReward
+from grpo_pl.training.reward_model import RewardModelModule, load_classifier, save_classifier
+from tests.training.test_reward_model import SHAPE
+
+JUDGE = {
+    "class_path": "grpo_pl.rewards.LengthReward",
+    "init_args": {"shape": "overlong", "max_length": 32, "cache_length": 32},
+}
+
+
+@pytest.fixture(scope="module")
+def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier that has not been trained."""
+    config = PolicyConfig(from_scratch=SHAPE)
+    tokenizer = RewardModelModule(config).tokenizer
+    model = load_classifier(config, tokenizer)
+    folder = tmp_path_factory.mktemp("reward") / "model"
+    save_classifier(model.config, model.state_dict(), tokenizer, folder, True)
+    return folder
+
+
+def _config(command_line: Any, reward_model: Path, name: str = "renewed", **settings: Any) -> Path:
+    callback = {"reward": "model", "every": 1, "steps": 3, "pairs_per_step": 4, "lr": 0.01, "judge": JUDGE, **settings}
+    rewards = [
+        {"class_path": "grpo_pl.rewards.ExactReward", "init_args": {"correctness": True, "weight": 0.1}},
+        {"class_path": "grpo_pl.rewards.ModelReward", "init_args": {"model": str(reward_model), "max_length": 64}},
+    ]
+    callbacks = [{"class_path": "grpo_pl.callbacks.renewal.RenewRewardModel", "init_args": callback}]
+    return Path(command_line.config(name, model__rewards=rewards, trainer__callbacks=callbacks))
+
+
+def test_a_resumed_run_renews_as_one_that_was_not_interrupted(
+    command_line: Any, reward_model: Path, read_metrics: Callable[..., Any]
+) -> None:
+    config = _config(command_line, reward_model)
+    done = command_line("fit", "--config", config)
+    assert done.status == 0, done.err
+    run = command_line.runs / "renewed"
+    whole = [row for row in read_metrics(run / "metrics.csv") if "loss" in row]
+    assert all(float(row["reward_model/pairs"]) > 0 for row in whole)
+    assert {"reward_model/agreement", "reward_model/agreement_low", "reward_model/loss"} <= whole[0].keys()
+    before, after = (load_file(folder / "model.safetensors") for folder in (reward_model, run / "reward_model"))
+    assert not torch.equal(before["score.weight"], after["score.weight"])
+    checkpoint = run / "checkpoints" / "rollout-000002.ckpt"
+    assert command_line("fit", "--config", config, "--ckpt_path", checkpoint, "--name=rest").status == 0
+    rest = [row for row in read_metrics(command_line.runs / "rest" / "metrics.csv") if "loss" in row]
+    assert rest == whole[2:]
+    again = load_file(command_line.runs / "rest" / "reward_model" / "model.safetensors")
+    assert all(torch.equal(after[name], again[name]) for name in after)
+
+
+def test_new_rows_of_a_file_are_used_once(command_line: Any, reward_model: Path, read_metrics: Any) -> None:
+    file = command_line.folder / "people.jsonl"
+    rows = [{"prompt": f"{i}+1=", "chosen": "short", "rejected": "much longer"} for i in range(12)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = _config(command_line, reward_model, "people", judge=None, preferences=str(file))
+    assert command_line("fit", "--config", config, "--data.steps=2").status == 0
+    found = [row for row in read_metrics(command_line.runs / "people" / "metrics.csv") if "loss" in row]
+    assert [float(row["reward_model/pairs"]) for row in found] == [12.0, 0.0]
+    assert "reward_model/loss" not in found[1]
+    (state,) = (
+        state
+        for name, state in read_checkpoint(command_line.runs / "people" / "checkpoints" / "last.ckpt")[
+            "callbacks"
+        ].items()
+        if name.startswith("RenewRewardModel")
+    )
+    assert state["rows"] == 12 and len(state["held_out"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"reward": "other"}, "RenewRewardModel.reward is 'other'; the ModelRewards of this run are: model"),
+        ({"judge": None, "preferences": "nowhere.jsonl"}, "RenewRewardModel.preferences: no such file: nowhere.jsonl"),
+    ],
+)
+def test_what_cannot_be_renewed_ends_in_one_line(
+    command_line: Any, reward_model: Path, settings: dict[str, Any], told: str
+) -> None:
+    run = command_line("fit", "--config", _config(command_line, reward_model, "refused", **settings))
+    assert run.status in (1, 2) and told in run.err.splitlines()[-1], run.err
+
+
+def test_pairs_are_decided_by_one_of_judge_and_file() -> None:
+    with pytest.raises(ValueError, match="give one of judge and preferences"):
+        RenewRewardModel()
+    with pytest.raises(ValueError, match="give one of judge and preferences"):
+        RenewRewardModel(judge=LengthReward(), preferences="pairs.jsonl")
