@@ -5,7 +5,7 @@
 import json
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,13 +16,6 @@ from grpo_pl.rewards.completion_text import last_boxed
 from grpo_pl.rewards.mathematics.written_numbers import read_number
 
 DATA = Path(__file__).parent / "data"
-
-
-@pytest.fixture(scope="module")
-def reward() -> Iterator[MathReward]:
-    reward = MathReward(soft_limit_s=5.0, hard_limit_s=20.0)
-    yield reward
-    reward.close()
 
 
 @pytest.mark.usefixtures("reward")  # whose workers judge here as well, for its limits are equal

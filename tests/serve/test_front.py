@@ -19,16 +19,10 @@ import pytest
 
 from grpo_pl.cli.main import main
 from serve.settings import API_KEY
+from tests.serve.conftest import wait_until
 
 HELLO = [{"role": "user", "content": "1+1="}]
 CHAT, EVALUATE = "/v1/chat/completions", "/v1/evaluate"
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,7 @@ import openai
 import psutil
 import pytest
 
-
-def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
-
+from tests.serve.conftest import wait_until
 
 HELLO = [{"role": "user", "content": "1+1="}]
 LONG = {"messages": HELLO, "max_tokens": 4000, "ignore_eos": True}

@@ -6,7 +6,7 @@ A family is a function of ``FAMILIES`` that draws one pair; add a class by addin
 # ruff: noqa: E501
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -212,13 +212,6 @@ def boxed(answer: str) -> str:
 FAMILIES: list[Callable[[random.Random], Pair]] = [
     case, primes, lists, ordered_lists, connectives, inside, names, typography, boxes,
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def reward() -> Iterator[MathReward]:
-    reward = MathReward(soft_limit_s=5.0, hard_limit_s=20.0)
-    yield reward
-    reward.close()
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)

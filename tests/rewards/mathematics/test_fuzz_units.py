@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -149,13 +149,6 @@ def other_number(rng: random.Random) -> Pair:
 GENERATORS: list[Callable[[random.Random], Pair]] = [
     symbols_and_names, another_unit, another_case, products, counted_noun, another_noun, changing_word, other_number,
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def reward() -> Iterator[MathReward]:
-    reward = MathReward(soft_limit_s=5.0, hard_limit_s=20.0)
-    yield reward
-    reward.close()
 
 
 def misjudged(reward: MathReward, seed: int, count: int) -> list[Pair]:

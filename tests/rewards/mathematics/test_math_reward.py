@@ -1,19 +1,12 @@
 """Answer pairs with the outcome that a careful person would give, most of them beyond what the library says."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from grpo_pl.rewards import ExactReward, MathReward
 from grpo_pl.rewards.sandbox.pool import Verdict
-
-
-@pytest.fixture(scope="module")
-def math_reward() -> Iterator[MathReward]:
-    reward = MathReward(soft_limit_s=5.0, hard_limit_s=20.0)
-    yield reward
-    reward.close()
 
 
 def judge(reward: MathReward, gold: str, answer: str) -> float | None:
@@ -114,9 +107,9 @@ ITSELF = [(gold, gold) for gold in sorted({gold for gold, _ in RIGHT + WRONG})]
     ("pairs", "worth"), [(RIGHT, 1.0), (WRONG, 0.0), (ITSELF, 1.0)], ids=["equal", "other", "itself"]
 )
 def test_answers_are_judged_as_a_careful_person_would(
-    math_reward: MathReward, pairs: list[tuple[str, str]], worth: float
+    reward: MathReward, pairs: list[tuple[str, str]], worth: float
 ) -> None:
-    scores = math_reward([f"so \\boxed{{{answer}}}" for _, answer in pairs], [gold for gold, _ in pairs], {})
+    scores = reward([f"so \\boxed{{{answer}}}" for _, answer in pairs], [gold for gold, _ in pairs], {})
     assert [(*pair, score) for pair, score in zip(pairs, scores, strict=True) if score.value != worth] == []
 
 
@@ -171,17 +164,17 @@ def test_percent_can_be_read_as_a_unit() -> None:
     reward.close()
 
 
-def test_a_missing_cut_off_or_empty_box_is_no_answer(math_reward: MathReward) -> None:
+def test_a_missing_cut_off_or_empty_box_is_no_answer(reward: MathReward) -> None:
     for completion in ["5", r"\boxed{5", r"\boxed{}", r"\boxed{ }", r"\boxed{5}\boxed{}", r"\boxed{5} or \boxed{5", ""]:
-        score = math_reward([completion], ["5"], {})[0]
+        score = reward([completion], ["5"], {})[0]
         assert (score.value, score.status) == (0.0, "no_answer"), completion
 
 
-def test_the_last_box_counts(math_reward: MathReward) -> None:
-    assert math_reward([r"\boxed{4} no: \boxed{5}"], ["5"], {})[0].value == 1.0
-    assert math_reward([r"\boxed{5} no: \boxed{4}"], ["5"], {})[0].value == 0.0
-    assert math_reward([r"\boxed{\boxed{5}}"], ["5"], {})[0].value == 1.0
-    assert math_reward([r"\boxed {\frac{1}{2}} in \boxed"], ["0.5"], {})[0].value == 1.0
+def test_the_last_box_counts(reward: MathReward) -> None:
+    assert reward([r"\boxed{4} no: \boxed{5}"], ["5"], {})[0].value == 1.0
+    assert reward([r"\boxed{5} no: \boxed{4}"], ["5"], {})[0].value == 0.0
+    assert reward([r"\boxed{\boxed{5}}"], ["5"], {})[0].value == 1.0
+    assert reward([r"\boxed {\frac{1}{2}} in \boxed"], ["0.5"], {})[0].value == 1.0
 
 
 @pytest.mark.parametrize(
@@ -214,10 +207,10 @@ def test_exact_reward_compares_strings() -> None:
 @pytest.mark.parametrize("gold", ["", "}}", "nan", r"\frac{1}{0}", "7 + ^^"])
 @pytest.mark.parametrize("completion", ["", "no box", r"\boxed{}", r"\boxed{5", rf"\boxed{{{'7' * 500}}}"])
 def test_a_gold_answer_that_cannot_be_read_is_blamed_whatever_the_completion_is(
-    math_reward: MathReward, gold: str, completion: str
+    reward: MathReward, gold: str, completion: str
 ) -> None:
-    assert math_reward.gold_faults([gold]) != [""]
-    (score,) = math_reward([completion], [gold], {})
+    assert reward.gold_faults([gold]) != [""]
+    (score,) = reward([completion], [gold], {})
     assert (score.value, score.status) == (None, "bad_gold")
 
 
