@@ -10,13 +10,12 @@ import ctypes
 import json
 import os
 import random
-import resource
 import select
 import signal
 import time
 from typing import Any
 
-from grpo_pl.processes.resource_limits import address_space_bytes, kill_with_parent, set_limit
+from grpo_pl.processes.resource_limits import kill_with_parent, limit_memory
 
 COMPILE_S = 0.5
 """Most CPU seconds of compiling one grammar."""
@@ -195,8 +194,7 @@ def _limit(seconds: float) -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     kill_with_parent()
-    if used := address_space_bytes():
-        set_limit(resource.RLIMIT_AS, used + MEMORY)
+    limit_memory(MEMORY, beyond_now=True)
 
 
 def _verdict(kind: str, text: str) -> tuple[str, str]:

@@ -20,7 +20,8 @@ import time
 from typing import Any, NoReturn
 
 from grpo_pl.processes.channel import Channel, ChannelClosed
-from grpo_pl.processes.resource_limits import address_space_bytes, kill_with_parent, set_limit, stop_watching_parent
+from grpo_pl.processes.child_process import has_ended
+from grpo_pl.processes.resource_limits import kill_with_parent, limit_memory, set_limit, stop_watching_parent
 
 REQUEST = struct.Struct(">cq")
 GRACE_S = 2.0
@@ -91,9 +92,10 @@ class _ForkServer:
             if time.monotonic() >= end and number in self.pids:
                 _kill(self.pids[number])
         for number, pid in list(self.pids.items()):
-            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                _kill(pid)  # not waited for, so the group's number is still its own
-                os.waitpid(pid, 0)
+            if has_ended(pid):
+                _kill(pid)  # where it is not waited for yet, the group's number is still its own
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, 0)
                 del self.pids[number]
                 self.ends.pop(number, None)
 
@@ -113,7 +115,7 @@ def _play(channel: Channel, prototype: Any, memory_bytes: int) -> NoReturn:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
-    set_limit(resource.RLIMIT_AS, address_space_bytes() + memory_bytes)  # what was imported counts for nobody
+    limit_memory(memory_bytes, beyond_now=True)  # what was imported counts for nobody
     set_limit(resource.RLIMIT_CORE, 0, for_good=True)
     environment = None
     try:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from grpo_pl.processes.channel import Channel, MessageTooLong
+from grpo_pl.processes.resource_limits import OVER_MEMORY
 
 ENTRY = Path(__file__).with_name("entry.py")
 START_LIMIT_S = 180.0
@@ -23,6 +24,8 @@ START_LIMIT_S = 180.0
 _LAST_LINES, _LAST_BYTES = 12, 8192
 _LONGEST_REPORT = 1 << 20
 _POLL_S = 0.005
+_STATUS_CAN_BE_LEFT = hasattr(os, "waitid")
+"""macOS has that from Python 3.13 on. Before, the group of a child is killed when its status was taken already."""
 
 
 class ChildStartError(RuntimeError):
@@ -134,6 +137,8 @@ class ChildProcess:
 
 def exit_name(status: int) -> str:
     """``SIGKILL`` or ``exit status 3``, from a status as in `subprocess`."""
+    if status == OVER_MEMORY:
+        return "too much memory"
     if status >= 0:
         return f"exit status {status}"
     try:
@@ -165,17 +170,24 @@ def _ended(process: subprocess.Popen[bytes], within_s: float) -> int:
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     """True once it has ended. The status is left for `_ended`: until it is taken, the group keeps its number."""
-    if process.returncode is not None or not hasattr(os, "waitid"):  # macOS has that from Python 3.13 on
+    if process.returncode is not None or not _STATUS_CAN_BE_LEFT:
         return process.poll() is not None
+    return has_ended(process.pid)
+
+
+def has_ended(pid: int) -> bool:
+    """True once this child has ended. Its status is left to be waited for, where the system can do that."""
     try:
-        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        if not _STATUS_CAN_BE_LEFT:
+            return os.waitpid(pid, os.WNOHANG)[0] == pid
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:  # another thread has taken the status, or the system did
         return True
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """Kills the process and those that it has started, which are in its group."""
-    if process.returncode is None:
+    if process.returncode is None or not _STATUS_CAN_BE_LEFT:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
     process.kill()

@@ -7,8 +7,13 @@ import resource
 import signal
 import sys
 import threading
+import time
+
+OVER_MEMORY = 71
+"""Exit status of a process whose memory went over its limit, where the system does not keep one."""
 
 _PARENT_CHECK_S = 0.5
+_MEMORY_CHECK_S = 0.05
 _SET_PARENT_DEATH_SIGNAL = 1
 
 _watch: threading.Thread | None = None
@@ -25,6 +30,30 @@ def set_limit(kind: int, most: int, *, for_good: bool = False) -> None:
     hard = resource.getrlimit(kind)[1]
     allowed = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(kind, (allowed, allowed if for_good else hard))
+
+
+def limit_memory(most: int, *, beyond_now: bool = False) -> None:
+    """Bounds the memory of this process to so many bytes.
+
+    Linux bounds the address space: an allocation beyond it fails. macOS refuses such a limit, so that there a thread
+    looks at the resident memory and ends the process with status `OVER_MEMORY` once it is higher. The thread cannot
+    look while one call into C holds Python's lock: limits on CPU time end those.
+
+    Args:
+        beyond_now: what the process has already comes on top.
+    """
+    if sys.platform == "linux":
+        set_limit(resource.RLIMIT_AS, most + (address_space_bytes() if beyond_now else 0))
+        return
+    most += resident_bytes() if beyond_now else 0
+
+    def watch() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for the thread that computes
+        while resident_bytes() <= most:
+            time.sleep(_MEMORY_CHECK_S)
+        os._exit(OVER_MEMORY)
+
+    threading.Thread(target=watch, daemon=True, name="memory-watch").start()
 
 
 def address_space_bytes() -> int:

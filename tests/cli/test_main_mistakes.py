@@ -246,3 +246,13 @@ def test_a_source_needs_no_module_in_its_name(command_line: Any) -> None:
     config = command_line.config("usage", model__cold_start=None)
     outcome = command_line("fit", "--config", config, "--data.source=TablePrompts", "--data.source.path=none.csv")
     assert outcome.err == "grpo-pl fit: error: there is no file 'none.csv'.\n"
+
+
+def test_windows_is_told_of_wsl_before_anything_that_it_does_not_have_is_imported() -> None:
+    code = (
+        "import sys; sys.platform = 'win32'; sys.modules['fcntl'] = None\n"
+        "import grpo_pl.__main__ as started; sys.exit(started.main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "") and done.stderr.count("\n") == 1
+    assert "inside WSL" in done.stderr

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from grpo_pl.processes.resource_limits import address_space_bytes, resident_bytes
+from grpo_pl.processes.resource_limits import OVER_MEMORY, address_space_bytes, resident_bytes
 
 
 def _after(statements: str) -> Any:
@@ -39,6 +39,26 @@ def test_memory_is_that_of_this_process_now() -> None:
     ballast = bytearray(b"1") * (64 * 2**20)
     assert 60 * 2**20 < resident_bytes() - before < 200 * 2**20
     del ballast
+
+
+@pytest.mark.parametrize(
+    ("system", "ballast_mib", "status"),
+    [
+        pytest.param(sys.platform, 90, 1, marks=pytest.mark.skipif(sys.platform != "linux", reason="a limit of Linux")),
+        ("darwin", 10, 0),
+        ("darwin", 90, OVER_MEMORY),
+    ],
+)
+def test_memory_is_bounded_by_the_system_or_by_a_watch(system: str, ballast_mib: int, status: int) -> None:
+    code = (
+        "import sys, time\nfrom grpo_pl.processes.resource_limits import limit_memory\n"
+        f"sys.platform = {system!r}\n"
+        "limit_memory(64 * 2**20, beyond_now=True)\n"
+        f"ballast = b'1' * ({ballast_mib} * 2**20); time.sleep(0.5)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == status, done.stderr
+    assert ("MemoryError" in done.stderr) == (status == 1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a process with its parent")

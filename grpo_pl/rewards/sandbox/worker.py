@@ -22,7 +22,7 @@ from typing import Any
 
 from grpo_pl.processes.channel import Channel
 from grpo_pl.processes.modules import load_module
-from grpo_pl.processes.resource_limits import resident_bytes, set_limit
+from grpo_pl.processes.resource_limits import limit_memory, resident_bytes, set_limit
 
 REPEAT_S = 0.05
 """Seconds after which the soft limit fires again, in case library code has caught the exception."""
@@ -91,7 +91,7 @@ def main(channel: Channel, parent: int) -> None:
     gc.freeze()  # nor for looking for garbage among what was imported, which stays
     gc.enable()
     set_limit(resource.RLIMIT_CORE, 0, for_good=True)
-    set_limit(resource.RLIMIT_AS, settings["memory_limit_mb"] * 2**20)
+    limit_memory(settings["memory_limit_mb"] * 2**20)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end ends this process
     signal.signal(signal.SIGPROF, _on_alarm)
     signal.signal(signal.SIGVTALRM, signal.SIG_DFL)  # the kernel ends a worker stuck in C, with or without a parent
