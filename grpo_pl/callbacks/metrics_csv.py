@@ -18,7 +18,8 @@ from grpo_pl.files.writing import append_lines, best_effort, staged
 
 
 class MetricsCSV(Logger):
-    """Writes ``metrics.csv``. Lightning's ``CSVLogger`` deletes the file of a resumed run; this one continues it.
+    """Writes ``metrics.csv``. Lightning's ``CSVLogger`` deletes the file of a resumed run; this one continues it. It
+    holds rollouts alone: the steps of a cold start, which are below 0, are left to the other loggers.
 
     Args:
         path: the file; a row per call of ``log_metrics``, the first columns ``step`` and then names in order of
@@ -47,6 +48,8 @@ class MetricsCSV(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        if step is not None and step < 0:
+            return
         row = {"step": step, **{name: float(value) for name, value in metrics.items() if name != "epoch"}}
         self._rows.append(row)
         new = [name for name in row if name not in self._columns]

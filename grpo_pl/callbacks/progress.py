@@ -27,6 +27,7 @@ SHOWN = {
 """Metric -> its short name beside the run's bar."""
 
 DONE = {
+    "cold start": "steps taken",
     "rollout": "completions drawn",
     "reward": "completions scored",
     "update": "optimiser steps taken",
@@ -49,7 +50,7 @@ class StageProgress(StepCallback, ProgressBar):
         self._run = self._stage = TaskID(0)
         self._enabled = True
         self._began = self._spoke = time.monotonic()  # of the stage in flight, and of the newest line
-        self._last_rollout = 0.0  # when a line was about a whole rollout
+        self._last_line = 0.0  # when one was about a whole rollout, or a step of the cold start
         self._at = ("", 0, 0, "")  # stage, done, total and note
         self._told = False
         self._ended = Event()  # of the thread that speaks where it is quiet
@@ -67,7 +68,8 @@ class StageProgress(StepCallback, ProgressBar):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        self._began = time.monotonic()
+        self._enter("", 0, 0)
+        self._last_line = 0.0
         if not self._enabled:
             return
         path = cast(GRPOModule, pl_module).policy_config.path
@@ -124,11 +126,16 @@ class StageProgress(StepCallback, ProgressBar):
         self._stop()
 
     def on_stage_progress(self, stage: str, done: int, total: int, note: str = "") -> None:
+        if stage == "cold start":  # before there is a run to show
+            self._show_bars()
         if stage != self._at[0]:
             self._enter(stage, done, total)
         self._at = (stage, done, total, note)
         if self._bars is not None:
-            self._bars.update(self._stage, completed=done, total=total, note=note)
+            last = stage == "cold start" and done == total  # what comes next resets it
+            self._bars.update(self._stage, completed=done, total=total, note=note, refresh=last)
+        elif stage == "cold start" and self._enabled and self._line_is_due(done == total):
+            self._say(f"cold start: {done}/{total} {note}")
 
     # --- what is shown ----------------------------------------------------------------------------------------------
 
@@ -176,6 +183,11 @@ class StageProgress(StepCallback, ProgressBar):
             self._bars = None
 
     def _start(self, trainer: Trainer) -> None:
+        self._show_bars()
+        if self._bars is not None:
+            self._bars.update(self._run, total=self._total(trainer), visible=True)
+
+    def _show_bars(self) -> None:
         if self._bars is None and self._enabled and self._console.is_terminal:
             self._bars = Progress(
                 TextColumn("{task.description:>10}"),
@@ -186,7 +198,7 @@ class StageProgress(StepCallback, ProgressBar):
                 TextColumn("{task.fields[note]}"),
                 console=self._console,
             )
-            self._run = self._bars.add_task("rollouts", total=self._total(trainer), note="")
+            self._run = self._bars.add_task("rollouts", total=1, note="", visible=False)
             self._stage = self._bars.add_task("", total=1, note="")
             self._bars.start()
 
@@ -198,9 +210,14 @@ class StageProgress(StepCallback, ProgressBar):
         note = "  ".join(f"{short} {float(metrics[name]):.3f}" for name, short in SHOWN.items() if name in metrics)
         if self._bars is not None:
             self._bars.update(self._run, completed=done, total=total, note=note)
-        elif time.monotonic() - self._last_rollout >= LOG_EVERY_SECONDS or done == total:
-            self._last_rollout = time.monotonic()
+        elif self._line_is_due(done == total):
             self._say(f"rollout {done}/{total}: {note}")
+
+    def _line_is_due(self, last: bool) -> bool:
+        """True for the last of its kind, and if the one before was some seconds ago."""
+        due = last or time.monotonic() - self._last_line >= LOG_EVERY_SECONDS
+        self._last_line = time.monotonic() if due else self._last_line
+        return due
 
     @staticmethod
     def _total(trainer: Trainer) -> int:

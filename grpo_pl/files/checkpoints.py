@@ -127,13 +127,16 @@ def _fingerprint(file: Path) -> dict[str, Any]:
 # --- writing and reading ----------------------------------------------------------------------------------------------
 
 
-def save_tensors(state: Any, path: Path) -> None:
+def save_tensors(state: Any, path: Path, *, shared: bool = False) -> None:
     """``torch.save``, whole or not at all.
+
+    Args:
+        shared: other processes may write the same file at the same time.
 
     Raises:
         OSError: the disk is full, or another reason of the system's.
     """
-    with staged(path) as staging, DeferredErrorFile(staging) as file:
+    with staged(path, shared=shared) as staging, DeferredErrorFile(staging) as file:
         torch.save(state, file)
 
 

@@ -7,7 +7,7 @@ import json
 import random
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from itertools import chain, islice
@@ -28,7 +28,9 @@ from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.lora import has_adapters, merged
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import known_characters, lacking_characters, shown_characters
-from grpo_pl.training.sft import Example, Optimizer, tokenized, train_on_demonstrations
+from grpo_pl.training.progress import progress_bar
+from grpo_pl.training.sft import Example, Optimizer, StepReport, tokenized, train_on_demonstrations
+from grpo_pl.training.sft_checkpoint import SFTCheckpoint
 from grpo_pl.types import Problem
 
 if TYPE_CHECKING:
@@ -121,11 +123,16 @@ class ColdStart:
         stage: Stage | None = None,
         *,
         device: torch.device,
+        bar: bool = True,
+        report: StepReport | None = None,
     ) -> Path:
-        """The folder of the cold-started model, trained now if it is not cached. The write is atomic.
+        """The folder of the cold-started model, trained now if it is not cached, from the last checkpoint of a process
+        that did not get to the end. The write is atomic.
 
         Args:
             stage: where the source's demonstrations are played; None takes each as a completion.
+            bar: show a progress bar of its own.
+            report: called after every step.
         """
         folder = self.folder(policy, template, source, stage)
         if folder.is_dir():
@@ -133,19 +140,33 @@ class ColdStart:
         steps, _, lr = self.size
         tokenizer = load_tokenizer(policy)
         model = load_model(policy, tokenizer).to(device)
-        with nullcontext() if stage is None else stage.open():
+        checkpoint = SFTCheckpoint(folder.with_name(f"{folder.name}.ckpt"))
+        with ExitStack() as around:
+            if stage is not None:
+                around.enter_context(stage.open())
+            advance = around.enter_context(progress_bar("cold start", steps)) if bar else None
+
+            def after_step(done: int, total: int, *, loss: float, lr: float) -> None:
+                if advance is not None:
+                    advance(done, f"loss {loss:.3f}")
+                if report is not None:
+                    report(done, total, loss=loss, lr=lr)
+
             train_on_demonstrations(
                 model,
-                self._batches(template, source, tokenizer, stage),
+                self._batches(template, source, tokenizer, stage, first=checkpoint.steps_done),
                 steps=steps,
                 lr=lr,
                 optimizer=self.optimizer,
                 pad_token_id=int(tokenizer.pad_token_id),
+                checkpoint=checkpoint,
+                report=after_step,
             )
         model = merged(model) if has_adapters(model) else model
         with staged_folder(folder, replace=False) as staging, system_errors():  # another process may be first
             model.save_pretrained(staging)
             tokenizer.save_pretrained(staging)
+        checkpoint.remove()
         return folder
 
     def asked(self, source: PromptSource, count: int) -> Iterator[str]:
@@ -157,13 +178,14 @@ class ColdStart:
         for step in range(min(steps, -(-count // batch_size))):
             yield from (prompt.question for prompt in source.prompts(-1 - step, count=batch_size))
 
-    def made(self, source: PromptSource, stage: Stage | None = None) -> Iterator[list[Demonstration]]:
-        """The source's own demonstrations, one step after the other."""
-        return map(partial(self._from_source, source, stage), range(self.size[0]))
+    def made(self, source: PromptSource, stage: Stage | None = None, first: int = 0) -> Iterator[list[Demonstration]]:
+        """The source's own demonstrations, one step after the other from step ``first``."""
+        return map(partial(self._from_source, source, stage), range(first, self.size[0]))
 
     def _batches(
-        self, template: PromptTemplate, source: PromptSource, tokenizer: Any, stage: Stage | None
+        self, template: PromptTemplate, source: PromptSource, tokenizer: Any, stage: Stage | None, first: int = 0
     ) -> Iterator[list[Example]]:
+        """The examples of step ``first`` and all after it."""
         steps, batch_size, _ = self.size
         known, tags = known_characters(tokenizer), tokenizer.get_added_vocab()
         shown = None  # those that are shown pass after pass, unless each step has new ones
@@ -176,12 +198,12 @@ class ColdStart:
                 raise ValueError(f"{self.demonstrations} holds episodes of several turns: set model.environment.")
             _check_characters(shown, known, tags)
             draw = partial(draw_in_passes, shown, count=batch_size, seed=self.seed)
-            batches: Iterator[list[Demonstration]] = (draw(step=step) for step in range(steps))
+            batches: Iterator[list[Demonstration]] = (draw(step=step) for step in range(first, steps))
         else:
-            made = self.made(source, stage)
-            first = list(islice(made, -(-MADE_UP // batch_size)))
-            _check_characters(list(chain.from_iterable(first)), known, tags)  # before the training
-            batches = chain(first, (_check_characters(batch, known, tags) for batch in made))
+            made = self.made(source, stage, first)
+            looked_at = list(islice(made, -(-MADE_UP // batch_size)))
+            _check_characters(list(chain.from_iterable(looked_at)), known, tags)  # before the training
+            batches = chain(looked_at, (_check_characters(batch, known, tags) for batch in made))
         dialogue = Dialogue(template=template, tokenizer=tokenizer)
         if stage is not None:
             dialogue = replace(dialogue, plain=stage.plain).within(stage.environment)

@@ -18,7 +18,8 @@ class StepCallback(Callback):
     """
 
     def on_stage_progress(self, stage: str, done: int, total: int, note: str = "") -> None:
-        """``done`` of ``total`` units of the stage (``rollout``, ``reward``, ``update``, ``validate``) are done."""
+        """``done`` of ``total`` units of the stage (``rollout``, ``reward``, ``update``, ``validate``) are done; of a
+        ``cold start`` before the ``setup`` of the callbacks."""
 
     def step_metrics(self, trainer: Trainer, pl_module: LightningModule, experience: Experience) -> Mapping[str, float]:
         """More metrics to log for this step; asked after the update."""

@@ -41,6 +41,7 @@ from grpo_pl.training.collect import pass_rates
 from grpo_pl.training.defaults import Derived, derive, run_facts, unset_fields, with_values
 from grpo_pl.training.experience import Experience, ExperienceMaker
 from grpo_pl.training.frozen_models import Reference, Teachers, check_sources, check_tokenizers, teacher_configs
+from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.metrics import REFLECTION_WORDS, StepLog, without_value
 from grpo_pl.training.microbatches import TokenBudget
 from grpo_pl.training.optimization import EntropyControl, Optimization
@@ -190,7 +191,16 @@ class GRPOModule(PolicyModule):
         self._resolve_characters()
         if self.policy is None and (start := self._start) is not None and self._needs_start_weights():
             device = self.trainer.strategy.root_device
-            start.ensure(self.policy_config, self.template, self._data.source, self.stage, device=device)
+            bar = self.trainer.progress_bar_callback
+            start.ensure(
+                self.policy_config,
+                self.template,
+                self._data.source,
+                self.stage,
+                device=device,
+                bar=bar is not None and not isinstance(bar, StepCallback),  # Lightning's bars count batches alone
+                report=self._report_cold_start,
+            )
 
     def configure_model(self) -> None:
         """Loads tokenizer, policy and, if the objective asks for them, the frozen reference and teachers; what an

@@ -371,5 +371,12 @@ class PolicyModule(LightningModule):
         for callback in self._step_callbacks:
             callback.on_stage_progress(stage, done, total, note)
 
+    def _report_cold_start(self, done: int, total: int, *, loss: float, lr: float) -> None:
+        """To callbacks; to loggers a hundred points or so, whose steps count up to -1, for rollouts begin at 0."""
+        self._report("cold start", done, total, f"loss {loss:.3f}")
+        if (total - done) % max(1, total // 100) == 0:
+            for logger in self.loggers:
+                logger.log_metrics({"cold_start/loss": loss, "cold_start/lr": lr}, step=done - total - 1)
+
     def _should_stop(self) -> bool:
         return any(callback.should_stop() for callback in self._step_callbacks)

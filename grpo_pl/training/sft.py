@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.rollout.decoding import pad_left
 from grpo_pl.training.optimization import Optimization
-from grpo_pl.training.progress import progress_bar
+from grpo_pl.training.sft_checkpoint import SFTCheckpoint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 Optimizer = Literal["adamw", "muon"]
 MUON_RATE = 3.0
 """Muon's rate as a multiple of AdamW's; see ``ColdStart.optimizer``."""
+
+
+class StepReport(Protocol):
+    """Called after every optimiser step."""
+
+    def __call__(self, done: int, total: int, *, loss: float, lr: float) -> None: ...
 
 
 class Example(NamedTuple):
@@ -68,22 +74,32 @@ def train_on_demonstrations(
     lr: float,
     pad_token_id: int,
     optimizer: Optimizer = "adamw",
+    checkpoint: SFTCheckpoint | None = None,
+    report: StepReport | None = None,
 ) -> None:
-    """Minimises the mean negative log-likelihood of the completion tokens, one step per batch, in place."""
+    """Minimises the mean negative log-likelihood of the completion tokens, one step per batch, in place.
+
+    Args:
+        batches: those of the steps that ``checkpoint`` has not done.
+        checkpoint: state of an earlier process to go on from; saved now and then.
+    """
     schedule = Optimization(lr=lr, warmup_rollouts=steps // 10, schedule="cosine", weight_decay=0.01)
     parts = _optimizers(model, schedule, optimizer)
+    checkpoint = checkpoint or SFTCheckpoint(None)
+    checkpoint.restore(model, [part for part, _ in parts])
     model.train()
-    with progress_bar("cold start", steps) as advance:
-        for step, batch in enumerate(batches):
-            loss = demonstration_loss(model, batch, pad_token_id=pad_token_id)
-            model.zero_grad(set_to_none=True)
-            loss.backward()
-            schedule.clip_gradients(model.parameters())
-            for part, factor in parts:
-                for group in part.param_groups:
-                    group["lr"] = factor * schedule.lr_at(step, steps)
-                part.step()
-            advance(step + 1, f"loss {loss.item():.3f}")
+    for step, batch in enumerate(batches, start=checkpoint.steps_done):
+        loss = demonstration_loss(model, batch, pad_token_id=pad_token_id)
+        model.zero_grad(set_to_none=True)
+        loss.backward()
+        schedule.clip_gradients(model.parameters())
+        for part, factor in parts:
+            for group in part.param_groups:
+                group["lr"] = factor * schedule.lr_at(step, steps)
+            part.step()
+        if report is not None:
+            report(step + 1, steps, loss=loss.item(), lr=schedule.lr_at(step, steps))
+        checkpoint.save_if_due(model, [part for part, _ in parts], steps_done=step + 1)
 
 
 def _optimizers(

@@ -1,5 +1,6 @@
 """Signs of life: lines in a log file, and moving bars on a terminal."""
 
+import csv
 import re
 import time
 from types import SimpleNamespace
@@ -20,8 +21,8 @@ def command_line(tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
     return CommandLine(tmp_path_factory.mktemp("command_line"))
 
 
-def _err(command_line: Any, name: str, **changes: Any) -> str:
-    outcome = command_line("fit", "--config", command_line.config(name, **SHORT, **changes))
+def _err(command_line: Any, name: str, *options: str, **changes: Any) -> str:
+    outcome = command_line("fit", "--config", command_line.config(name, **{**SHORT, **changes}), *options)
     assert outcome.status == 0, outcome.err
     return str(outcome.err)
 
@@ -102,13 +103,27 @@ def test_a_terminal_gets_a_bar_for_the_run_and_one_for_the_stage(
 ) -> None:
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("FORCE_COLOR", "1")
-    err = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", _err(command_line, "bars"))
+    another = {"steps": 3, "batch_size": 4}
+    err = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", _err(command_line, "bars", model__cold_start=another))
+    assert re.search(r"cold start .* 3/3 .* loss \d\.\d{3}", err)
     assert "rollouts" in err
     assert "4/4" in err
     assert re.search(r"\d+ tokens", err)  # life inside a long rollout
     assert re.search(r"reward -?\d\.\d{3}", err)
 
 
+def test_loggers_get_the_curve_of_a_cold_start_before_the_first_rollout(command_line: Any) -> None:
+    logger = f"--trainer.logger=CSVLogger --trainer.logger.save_dir={command_line.folder}".split()
+    bar = "--trainer.callbacks+=TQDMProgressBar"
+    err = _err(command_line, "logged", *logger, bar, model__cold_start={"steps": 4, "batch_size": 4})
+    assert "cold start: 4/4 loss" in err  # Lightning's own bar shows batches alone
+    with next(command_line.folder.glob("lightning_logs/*/metrics.csv")).open(newline="") as file:
+        rows = [(int(row["step"]), row["cold_start/loss"]) for row in csv.DictReader(file)]
+    assert [step for step, loss in rows if loss] == [-4, -3, -2, -1]
+    assert "cold_start" not in (command_line.runs / "logged/metrics.csv").read_text()  # which holds rollouts alone
+
+
 def test_the_bar_can_be_turned_off(command_line: Any) -> None:
     trainer = {"accelerator": "cpu", "val_check_interval": 2, "enable_progress_bar": False}
-    assert "rollout 4/4" not in _err(command_line, "silent", trainer=trainer)
+    err = _err(command_line, "silent", trainer=trainer, model__cold_start={"steps": 5, "batch_size": 4})
+    assert "rollout 4/4" not in err and "cold start" not in err

@@ -18,7 +18,7 @@ CONFIG = Path(__file__).with_name("tiny.yaml")
 AHEAD, AHEAD_ON_VLLM = (Path(__file__).with_name(name) for name in ("ahead.yaml", "ahead_on_vllm.yaml"))
 PLUGINS = Path(__file__).parents[1] / "plugins"
 END_SECONDS = 280
-Stage = Literal["rollout", "environment", "reward", "update", "save", "seal", "validation"]
+Stage = Literal["cold start", "rollout", "environment", "reward", "update", "save", "seal", "validation"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ def _plan(death: Death) -> None:
     from grpo_pl.training.collect import Collector
     from grpo_pl.training.optimization import Optimization
     from grpo_pl.training.policy_module import PolicyModule
+    from grpo_pl.training.sft_checkpoint import SFTCheckpoint
 
     visits = 0
 
@@ -65,6 +66,7 @@ def _plan(death: Death) -> None:
         torch.save = half  # type: ignore[assignment]
     else:
         owner, name = {
+            "cold start": (SFTCheckpoint, "save_if_due"),  # a step is done, its checkpoint is not written
             "rollout": (DecodeMonitor, "check_stop"),  # between two tokens
             "environment": (EnvironmentPool, "step"),  # some episodes of a turn have been told, others not
             "reward": (Collector, "score"),
@@ -73,6 +75,13 @@ def _plan(death: Death) -> None:
             "validation": (PolicyModule, "answer"),
         }[death.stage]
         before(owner, name)
+
+
+def _keep_each_step() -> None:
+    """Lets a cold start write a checkpoint after every step."""
+    from grpo_pl.training import sft_checkpoint
+
+    sft_checkpoint.SAVE_EVERY_SECONDS, sft_checkpoint.LARGEST_SHARE = 0.0, float("inf")
 
 
 def _child(config: Path, folder: Path, cache: Path, log: Path, args: tuple[str, ...], death: Death | None) -> None:
@@ -87,6 +96,7 @@ def _child(config: Path, folder: Path, cache: Path, log: Path, args: tuple[str, 
         from grpo_pl.cli.main import main
 
         if death is not None:
+            _keep_each_step()
             _plan(death)
         status = main(["fit", f"--config={config}", f"--runs_dir={folder}", *args])
     except BaseException:

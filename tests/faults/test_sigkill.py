@@ -5,6 +5,8 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +32,18 @@ def test_deaths_in_the_middle_of_episodes_leave_no_trace(
         assert played.fit("--resume", death=planned) == -signal.SIGKILL, played.log
     assert played.fit("--resume") == 0, played.log
     assert_same_end(played)
+
+
+def test_deaths_in_a_cold_start_leave_no_trace(
+    quickstart: Any, tmp_path: Path, death: Callable[..., Any], assert_same_end: Callable[[Any], None]
+) -> None:
+    ours = replace(quickstart, cache=tmp_path / "cache")
+    for visit in (10, 15):
+        assert ours.fit("--resume", death=death("cold start", visit)) == -signal.SIGKILL, ours.log
+        assert [file.suffix for file in (ours.cache / "cold_start").iterdir()] == [".ckpt"]
+    assert ours.fit("--resume") == 0, ours.log
+    assert_same_end(ours)
+    assert [file.suffix for file in (ours.cache / "cold_start").iterdir()] == [""]  # the result alone
 
 
 @pytest.mark.slow
