@@ -241,3 +241,21 @@ def test_what_stands_under_a_field_is_read_for_those_who_ask(arguments: list[str
     other = adapter.Parser()
     other.add_argument("--part", type=Described, sub_configs=True)
     assert "How large it is." not in other.format_help()
+
+
+def test_an_argument_is_found_where_jsonargparse_finds_it() -> None:
+    inner, outer = adapter.Parser(prog="inner"), adapter.Parser(prog="outer")
+    inner.add_argument("--config", action="config")
+    inner.add_class_arguments(Described, "part")
+    inner.add_argument("--parts", "--part.s", type=list[Described], dest="parts")
+    outer.add_subcommands().add_subcommand("fit", inner)
+    assert adapter._core.find_action_and_subcommand is adapter._find_action  # parsers ask it
+    names = ["config", "part", "part.size", "part.s", "parts", "help", "size", "fit", "fit.part.size", "fit.x", "x"]
+    for parser in (inner, outer):
+        for name in names:
+            for exclude in (None, adapter._actions._ActionConfigLoad):
+                found = adapter._find_action(parser, name, exclude)
+                assert found == adapter._find_among(parser, name, exclude), name
+    assert adapter._find_action(inner, "part.size")[0].dest == "part.size"
+    assert adapter._find_action(outer, "fit.part.size")[1] == "fit"
+    assert adapter._find_action(inner, "x") == (None, None)
