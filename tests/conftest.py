@@ -51,6 +51,7 @@ from grpo_pl.training.experience import Experience, ExperienceMaker
 from grpo_pl.training.frozen_models import Teachers
 from grpo_pl.training.microbatches import TokenBudget
 from grpo_pl.training.progress import stopwatch
+from grpo_pl.training.self_teacher import SelfTeacher
 from grpo_pl.types import GenerateRequest, PromptBatch, Rollout, SampleKey, SamplingParams
 
 torch.set_num_threads(1)
@@ -380,7 +381,7 @@ def make_experience(
         max_tokens: int = 1000,
         environment: Environment | None = None,
         episodes: EpisodeSettings = EpisodeSettings(),  # noqa: B008 - frozen
-        teachers: Teachers | None = None,
+        teachers: Teachers | SelfTeacher | None = None,
     ) -> Experience:
         sampling = SamplingParams(max_completion_length=max_completion_length)
         collector = Collector(

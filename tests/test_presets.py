@@ -61,6 +61,8 @@ CORRECTNESS_ALONE = {
     "model": {"rewards": [{"class_path": "grpo_pl.rewards.MathReward", "init_args": {"correctness": True}}]}
 }
 """MaxRL's rewards are 0 and 1; those of the quickstart's format are 0.1 apart."""
+SHORT_TEXTS = {"sdft": "{answer}", "opsd": "{answer}", "rlsd": "{answer}", "sdpo": "{feedback}"}
+"""Privileged texts for a context of 48 characters."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,10 @@ def fit(command_line: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable
     def run(preset: str) -> Fitted:
         overlays = [CONFIGS / "quickstart.yaml", CONFIGS / "algorithm" / f"{preset}.yaml", small]
         overlays += [alone] if preset == "maxrl" else []
+        if preset in SHORT_TEXTS:
+            privileged = {"user": "{question}{privileged}", "texts": [SHORT_TEXTS[preset]]}
+            overlays.append(here.folder / f"{preset}.yaml")
+            overlays[-1].write_text(yaml.safe_dump({"model": {"privileged": privileged}}))
         teacher = []
         if preset in TAUGHT:
             run("grpo")

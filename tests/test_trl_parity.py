@@ -1,11 +1,20 @@
 """The loss and its gradient against TRL's own ``GRPOTrainer`` on the same model and the same tokens."""
 
+import importlib
+
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from grpo_pl.functional.logprobs import TaughtTokens, head_scores, token_entropy, token_logprobs
+from grpo_pl.functional.divergence import divergence
+from grpo_pl.functional.logprobs import (
+    TaughtTokens,
+    compared_logprobs,
+    head_scores,
+    token_entropy,
+    token_logprobs,
+)
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 
 trl = pytest.importorskip("trl", reason="TRL is a development dependency: pip install 'grpo_pl[dev]'")
@@ -174,3 +183,69 @@ def test_the_divergence_from_a_teacher_is_that_of_gkd(beta, temperature):
     assert ours.mean().item() == pytest.approx(loss.item(), abs=1e-6)
     (mine,), (expected,) = torch.autograd.grad(ours.mean(), hidden), torch.autograd.grad(loss, hidden)
     torch.testing.assert_close(mine, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("trainer_of", ["sdft", "sdpo"])
+def test_self_distillation_has_the_loss_of_trl_on_whole_distributions(trainer_of, alpha):
+    """Value and gradient, by the chunked head, against what TRL's trainers call with ``full_logits``."""
+    theirs = importlib.import_module(f"trl.experimental.{trainer_of}.loss_utils")
+    generator = torch.Generator().manual_seed(2)
+    hidden, weight, taught = (torch.randn(*shape, generator=generator) for shape in ((B * T, 6), (40, 6), (B * T, 40)))
+    hidden.requires_grad_()
+    teacher = TaughtTokens(taught, torch.eye(40), None, alpha)
+    mine = head_scores(hidden, weight, torch.zeros(B * T, dtype=torch.int64), teacher=teacher).divergence
+    other = theirs.compute_full_logit_self_distillation_loss(hidden @ weight.t(), taught, distillation_alpha=alpha)
+    torch.testing.assert_close(mine, other, rtol=0, atol=1e-6)
+    found, expected = torch.autograd.grad(mine.mean(), hidden), torch.autograd.grad(other.mean(), hidden)
+    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-6)
+
+
+def test_self_distillation_of_sampled_tokens_has_the_loss_of_trl():
+    from trl.experimental.sdpo.loss_utils import compute_sampled_token_self_distillation_loss
+
+    generator = torch.Generator().manual_seed(3)
+    logits, taught = (torch.randn(B, T, 40, generator=generator, dtype=torch.float64) for _ in range(2))
+    ids = torch.randint(0, 40, (B, T), generator=generator)
+    logits.requires_grad_()
+    other = compute_sampled_token_self_distillation_loss(logits, taught, ids, distillation_alpha=1.0)
+    algorithm = GRPOAlgorithm(
+        supervision="token", surrogate="reinforce", teacher_weights="live", distillation_alone=True, beta=0.0,
+        baseline="none", scale="none",
+    )  # fmt: skip
+    mask = torch.ones(B, T, dtype=torch.bool)
+    loss = algorithm.loss(
+        logprobs=token_logprobs(logits, ids),
+        old_logprobs=None,
+        advantages=torch.zeros(B, 1, dtype=torch.float64),
+        mask=mask,
+        weights=torch.full((B, T), 1 / (B * T), dtype=torch.float64),
+        teacher_logprobs=token_logprobs(taught, ids),
+        taught=mask[:, :1],
+    ).loss
+    assert loss.item() == pytest.approx(other.mean().item(), abs=1e-12)
+    found, expected = torch.autograd.grad(loss, logits), torch.autograd.grad(other.mean(), logits)
+    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("top_k", [2, 10, 40])
+def test_self_distillation_has_the_loss_of_trl_on_the_likeliest_tokens(alpha, top_k):
+    """Against ``topk_logits`` without a tail, the default of TRL's SDFT; in float64, one chunk of the head after the
+    other, and from the logits of a model that keeps them."""
+    from trl.experimental.sdft.loss_utils import compute_topk_self_distillation_loss
+
+    generator = torch.Generator().manual_seed(4)
+    shapes = ((B * T, 6), (40, 6), (B * T, 40))
+    hidden, weight, taught = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    hidden.requires_grad_()
+    teacher = TaughtTokens(taught, torch.eye(40, dtype=torch.float64), None, alpha, top_k)
+    mine = head_scores(hidden, weight, torch.zeros(B * T, dtype=torch.int64), teacher=teacher).divergence
+    own, target, _ = compared_logprobs(hidden @ weight.t(), taught, top_k=top_k)
+    other = compute_topk_self_distillation_loss(
+        hidden @ weight.t(), taught, distillation_topk=top_k, distillation_alpha=alpha, distillation_add_tail=False
+    )
+    expected = torch.autograd.grad(other.mean(), hidden)[0]
+    for found in (mine, divergence(own, target, mix=alpha)):
+        torch.testing.assert_close(found, other, rtol=0, atol=1e-10)
+        torch.testing.assert_close(torch.autograd.grad(found.mean(), hidden)[0], expected, rtol=0, atol=1e-10)

@@ -1,4 +1,4 @@
-"""Draws the curves of ``benchmarks/distill.py``: held-out greedy answers over tokens sampled, by seed.
+"""Draws the curves of ``benchmarks/distill.py`` or ``self_distill.py``: held-out greedy answers over tokens, by seed.
 
 Run ``python docs/plots/distill.py RECORD.json`` with its record; writes ``docs/images/distill.png``.
 """
@@ -14,12 +14,17 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-COLOURS = {"whole distributions": "#0072b2", "sampled tokens": "#009e73", "GRPO alone": "#d55e00"}
+COLOURS = {
+    "whole distributions": "#0072b2",
+    "self-distillation": "#0072b2",
+    "sampled tokens": "#009e73",
+    "GRPO alone": "#d55e00",
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("record", type=Path, help="record of benchmarks/distill.py")
+    parser.add_argument("record", type=Path, help="record of one of the two")
     parser.add_argument("--output", type=Path, default=Path(__file__).parents[1] / "images" / "distill.png")
     arguments = parser.parse_args()
     record = json.loads(arguments.record.read_text())

@@ -238,3 +238,19 @@ def process_advantages(
     # on the CPU: a GPU has no deterministic cumsum of floats
     at_end = torch.zeros(len(scaled), width, dtype=torch.float64).scatter_add(1, ends.cpu(), scaled.cpu())
     return at_end.flip(1).cumsum(1).flip(1).to(step_values)
+
+
+def reweighed(advantages: Tensor, gap: Tensor, *, share: float, clip: float) -> Tensor:
+    """A · ((1 − λ) + λ · clip(e^{sign(A) · gap}, 1 − ε, 1 + ε)) of each token, (B, T): a teacher spreads an advantage
+    over the tokens of a completion and never turns its sign.
+
+    Args:
+        advantages: (B, T) or (B, 1).
+        gap: (B, T) log π_teacher − log π, without gradient; 0 leaves a token as it is.
+        share: λ in [0, 1].
+        clip: ε.
+
+    Source: RLSD, arXiv:2604.03128, as in ms-swift's ``apply_rlsd_reweight``.
+    """
+    evidence = (advantages.sign() * gap).exp().clamp(1 - clip, 1 + clip)
+    return advantages * ((1 - share) + share * evidence)

@@ -91,6 +91,9 @@ class TaughtTokens(NamedTuple):
     bias: Tensor | None  # (V',)
     mix: float
     """The divergence that is asked for, see ``grpo_pl.functional.divergence``."""
+    top_k: int = 0
+    """Compare only this many tokens, those that are likeliest for the student, both distributions renormalised over
+    them; 0: all."""
 
 
 class HeadScores(NamedTuple):
@@ -188,7 +191,9 @@ class _HeadScores(torch.autograd.Function):
             for rows in _chunks(len(hidden), weight.shape[0], taught=teacher is not None):
                 scaled = _logits(hidden[rows].to(dtype), narrow, bias, temperature)  # (C, V)
                 if teacher is not None:
-                    distance[rows] = divergence(*_taught(scaled, teacher, rows, temperature), mix=teacher.mix)
+                    student, theirs, _ = _taught(scaled, teacher, rows, temperature)
+                    distance[rows] = divergence(student, theirs, mix=teacher.mix)
+                    del student, theirs
                 scaled = restricted(scaled, None if support is None else support[rows])
                 scaled -= scaled.amax(dim=-1, keepdim=True)
                 chosen = scaled.gather(-1, token_ids[rows].unsqueeze(-1)).squeeze(-1)
@@ -228,16 +233,16 @@ class _HeadScores(torch.autograd.Function):
             narrow = weight.to(ctx.dtype)
             for number, rows in enumerate(_chunks(len(hidden), weight.shape[0], taught=ctx.teacher is not None)):
                 inputs = hidden[rows].to(ctx.dtype)
-                taught = None
+                taught = compared = None
                 if number < len(kept):
                     probabilities = kept[number]
                 else:
                     scaled = _logits(inputs, narrow, bias, ctx.temperature)
                     if grad_distance is not None and ctx.teacher is not None:
-                        pair = _taught(scaled, ctx.teacher, rows, ctx.temperature)
-                        taught = divergence_slope(*pair, mix=ctx.teacher.mix)  # (C, min(V, V'))
+                        student, theirs, compared = _taught(scaled, ctx.teacher, rows, ctx.temperature)
+                        taught = divergence_slope(student, theirs, mix=ctx.teacher.mix)  # (C, K or min(V, V'))
                         taught *= grad_distance[rows].unsqueeze(-1) / ctx.temperature
-                        del pair
+                        del student, theirs
                     probabilities = restricted(scaled, None if support is None else support[rows]).softmax(dim=-1)
                     del scaled
                 slope = _slope(
@@ -248,7 +253,9 @@ class _HeadScores(torch.autograd.Function):
                     entropy[rows] if grad_entropy is not None else None,
                 )
                 del probabilities
-                if taught is not None:
+                if taught is not None and compared is not None:
+                    slope.scatter_add_(-1, compared, taught)
+                elif taught is not None:
                     slope[:, : taught.shape[-1]] += taught
                 if to_bias is not None:
                     to_bias += slope.sum(dim=0)
@@ -262,12 +269,31 @@ class _HeadScores(torch.autograd.Function):
         return to_hidden, to_weight, to_bias, *([None] * 7)
 
 
-def _taught(scaled: Tensor, teacher: TaughtTokens, rows: slice, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (C, min(V, V')) of the student, whose logits are ``scaled``, and of its teacher."""
+def _taught(
+    scaled: Tensor, teacher: TaughtTokens, rows: slice, temperature: float
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """`compared_logprobs` of a chunk of the student's, whose logits are ``scaled``, and its teacher's."""
     logits = _logits(teacher.hidden[rows].to(teacher.weight.dtype), teacher.weight, teacher.bias, temperature)
-    shared = min(scaled.shape[-1], logits.shape[-1])
-    dtype = torch.promote_types(scaled.dtype, logits.dtype)
-    return scaled[:, :shared].to(dtype).log_softmax(dim=-1), logits[:, :shared].to(dtype).log_softmax(dim=-1)
+    return compared_logprobs(scaled, logits, top_k=teacher.top_k)
+
+
+def compared_logprobs(student: Tensor, teacher: Tensor, *, top_k: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Log-probabilities (…, K) of two distributions over the compared tokens, and the ids of these; None: the first K.
+
+    Those are the tokens that both vocabularies have, the first min(V, V'), or with ``top_k`` as many of them as that,
+    the student's likeliest, over which both are renormalised (TRL's ``compute_topk_self_distillation_loss`` without a
+    tail).
+
+    Args:
+        student: logits (…, V), divided by the temperature; ``teacher`` likewise, (…, V').
+    """
+    shared = min(student.shape[-1], teacher.shape[-1])
+    dtype = torch.promote_types(student.dtype, teacher.dtype)
+    pair, ids = [each[..., :shared].to(dtype) for each in (student, teacher)], None
+    if 0 < top_k < shared:
+        ids = pair[0].topk(top_k, dim=-1).indices
+        pair = [each.gather(-1, ids) for each in pair]
+    return pair[0].log_softmax(dim=-1), pair[1].log_softmax(dim=-1), ids
 
 
 def _slope(

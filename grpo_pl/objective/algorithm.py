@@ -272,7 +272,8 @@ class GRPOAlgorithm(Objective):
     def skips_zeros(self) -> bool:
         """A completion whose tokens all have advantage 0 contributes nothing at all, and is not forwarded."""
         own = self.surrogate == "nll" or isinstance(self.surrogate, SurrogateObjective)
-        other_terms = own or self.kl_in_loss or self.needs_entropy or self.covariance == "kl" or self.needs_teacher
+        taught = self.needs_teacher and not self.reweighs
+        other_terms = own or self.kl_in_loss or self.needs_entropy or self.covariance == "kl" or taught
         return self.skip_zero_advantage and not (other_terms or self.anchor_coef > 0)
 
     # --- once per micro-batch -------------------------------------------------------------------------------
@@ -311,6 +312,7 @@ class GRPOAlgorithm(Objective):
         sampling_logprobs: Tensor | None = None,
         teacher_logprobs: Tensor | None = None,
         divergence: Tensor | None = None,
+        taught: Tensor | None = None,
         likely: LikelyTokens | None = None,
     ) -> LossOutput:
         """Σ w · ( −surrogate + beta · KL + distillation_coef · D − entropy_coef · H ) over the tokens of a micro-batch,
@@ -330,8 +332,10 @@ class GRPOAlgorithm(Objective):
             covariance_mask: bool, the tokens that ``covariance`` clips or holds back (see ``high_covariance``).
             teacher_logprobs: of the teacher. Supervision ``token`` adds distillation_coef · (log π_T − sg(log π)) to
                 the advantages, with the policy as it is now, so that r · A has the gradient of the per-prefix KL(π‖π_T)
-                however old the policy is that drew the tokens.
+                however old the policy is that drew the tokens; ``teacher_advantage: reweigh`` multiplies, see
+                ``grpo_pl.functional.advantages.reweighed``.
             divergence: D, from the teacher's whole distribution, for ``distillation``.
+            taught: (B, 1) bool, the completions that have a teacher; others have no term of it. None: all.
             likely: (B, T, K) each, for ``trust_region_top_k``.
 
         Raises:
@@ -360,8 +364,11 @@ class GRPOAlgorithm(Objective):
         logprobs, advantages = logprobs.masked_fill(~mask, 0.0), advantages.to(logprobs.dtype)
         distance = Stats()
         if teacher_logprobs is not None and self.needs_teacher_logprobs:
-            gap = (teacher_logprobs - logprobs.detach()).masked_fill(~mask, 0.0)
-            advantages = advantages + self.distillation_coef * gap
+            gap = (teacher_logprobs - logprobs.detach()).masked_fill(~mask if taught is None else ~(mask & taught), 0.0)
+            if self.reweighs:
+                advantages = adv.reweighed(advantages, gap, share=self.distillation_coef, clip=self.teacher_clip)
+            else:
+                advantages = advantages + self.distillation_coef * gap
             distance["teacher/kl"] = -gap
         old_logprobs = sampling_logprobs if self.anchored_at_sampling else old_logprobs
         old = logprobs.detach() if old_logprobs is None else old_logprobs.masked_fill(~mask, 0.0)
@@ -387,9 +394,11 @@ class GRPOAlgorithm(Objective):
         )
         total, stats = self._token_losses(tokens, log_ratio, entropy_mask, covariance_mask)
         if divergence is not None and self.needs_divergence:
-            divergence = divergence.masked_fill(~mask, 0.0)
+            divergence = divergence.masked_fill(~mask if taught is None else ~(mask & taught), 0.0)
             total = total + self.distillation_coef * divergence
             distance["teacher/divergence"] = divergence
+        if taught is not None and self.needs_teacher:
+            distance["teacher/taught"] = taught.to(total.dtype).expand_as(total)
         stats |= distance
         count = mask.sum()
         sums = {name: (value.detach().masked_fill(~mask, 0.0).sum(), count) for name, value in stats.items()}

@@ -47,6 +47,11 @@ def _check_ranges(a: Objective) -> None:
             raise ValueError(f"{name} must be at least 1, got {getattr(a, name)}.")
     if a.trust_region_top_k < 0:
         raise ValueError(f"trust_region_top_k must be 0 (off) or more, got {a.trust_region_top_k}.")
+    if a.distillation_top_k < 0 or a.distillation_top_k == 1:
+        raise ValueError(
+            f"distillation_top_k must be 0 (off) or 2 or more, since one token alone has probability 1, got "
+            f"{a.distillation_top_k}."
+        )
     if a.max_resample_attempts < 0:
         raise ValueError(f"max_resample_attempts must be 0 or more, got {a.max_resample_attempts}.")
     for name in (*_NOT_NEGATIVE, *_TURN_RANGES):
@@ -85,6 +90,10 @@ def _check_ranges(a: Objective) -> None:
         raise ValueError(
             f"distillation_mix must lie in (0, 1), got {a.distillation_mix}; the ends are forward_kl and reverse_kl."
         )
+    if not 0 < a.teacher_rate <= 1:
+        raise ValueError(f"teacher_rate must lie in (0, 1], 1 being a copy, got {a.teacher_rate}.")
+    if not 0 <= a.teacher_clip < 1:
+        raise ValueError(f"teacher_clip must lie in [0, 1), got {a.teacher_clip}.")
     if a.off_policy_mask is not None and not 0 < a.off_policy_mask < math.inf:
         raise ValueError(f"off_policy_mask must be finite and above 0, or null, got {a.off_policy_mask}.")
     if a.epsilon_low > 1 and a.ratio_level != "geometric" and a.surrogate != "dppo_kl":
@@ -186,8 +195,22 @@ def _teacher_rules(a: Objective) -> Rules:
     """Contradictions of a teacher with other fields, beside rewards and without them."""
     if a.distillation_alone and not a.needs_teacher:
         yield "distillation_alone learns from a teacher: set supervision token, or distillation to a divergence."
+    if a.distillation_top_k > 0 and not a.needs_divergence:
+        yield "distillation_top_k belongs to the divergence of distillation, which is none: set it to 0."
     if a.needs_teacher and a.distillation_coef == 0:
         yield "distillation_coef is 0, so the teacher has no weight: set supervision outcome and distillation none."
+    if a.teacher_weights != "model" and not a.needs_teacher:
+        yield (
+            f"teacher_weights {a.teacher_weights} is a teacher that nothing is learned from: set supervision token or "
+            "distillation to a divergence, or teacher_weights model."
+        )
+    if a.teacher_advantage == "reweigh":
+        if a.supervision != "token":
+            yield f"teacher_advantage reweigh belongs to supervision token, not {a.supervision}: set one of the two."
+        if a.distillation_alone:
+            yield "teacher_advantage reweigh needs advantages of rewards: set distillation_alone false."
+        if a.distillation_coef > 1:
+            yield f"teacher_advantage reweigh takes distillation_coef as a share, at most 1, got {a.distillation_coef}."
     if a.supervision == "token":
         if a.needs_divergence:
             yield f"supervision token and distillation {a.distillation} would ask the teacher twice: choose one."

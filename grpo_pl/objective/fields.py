@@ -140,8 +140,24 @@ class Objective:
     (1 - m) pi (GKD, arXiv:2306.13649, eq. 1)."""
     distillation_mix: float = 0.5
     """The share m of the teacher in jensen_shannon, in (0, 1) (GKD's beta)."""
+    distillation_top_k: int = 0
+    """Compare only this many tokens at each place, the policy's likeliest, both distributions renormalised over them
+    (TRL's distillation_topk); 0: the whole vocabulary."""
     distillation_coef: float = 1.0
-    """Weight of the teacher: of its part of the advantage in supervision token, of the divergence in distillation."""
+    """Weight of the teacher: of its part of the advantage in supervision token, there in [0, 1] for teacher_advantage
+    reweigh, and of the divergence in distillation."""
+    teacher_weights: Literal["model", "start", "live", "average"] = "model"
+    """The teacher: model is model.teacher; the others are the policy itself with model.privileged in its prompt, as it
+    started (OPSD, arXiv:2601.18734), as it is when the rollout is scored (SDFT, arXiv:2601.19897), or a moving average
+    of its weights (SDPO, arXiv:2601.20802)."""
+    teacher_rate: float = 0.05
+    """Share of the policy in teacher_weights average after each rollout, in (0, 1] (TRL's teacher_update_rate)."""
+    teacher_advantage: Literal["add", "reweigh"] = "add"
+    """The teacher's part in supervision token. add: see there; reweigh: A times (1 - c) + c clip(exp(sign(A)
+    (log pi_teacher - log pi)), 1 - teacher_clip, 1 + teacher_clip) with c = distillation_coef, so that the reward
+    decides the direction and the teacher how much a token counts (RLSD, arXiv:2604.03128)."""
+    teacher_clip: float = 0.2
+    """Bound of the factor in teacher_advantage reweigh, in [0, 1)."""
     distillation_alone: bool = False
     """Learn from the teacher only: rewards are measured, but make no advantages; completions that none can judge are
     learned from as well."""
@@ -272,8 +288,18 @@ class Objective:
 
     @property
     def needs_teacher(self) -> bool:
-        """A frozen teacher scores the rollout."""
+        """A teacher scores the rollout."""
         return self.needs_teacher_logprobs or self.needs_divergence
+
+    @property
+    def teaches_itself(self) -> bool:
+        """The teacher is the policy with ``model.privileged`` in its prompt."""
+        return self.needs_teacher and self.teacher_weights != "model"
+
+    @property
+    def reweighs(self) -> bool:
+        """The teacher multiplies the advantages of rewards."""
+        return self.supervision == "token" and self.teacher_advantage == "reweigh"
 
     @property
     def divergence_mix(self) -> float:

@@ -13,7 +13,14 @@ from torch import Tensor, nn
 
 from grpo_pl.functional.divergence import divergence
 from grpo_pl.functional.gemm import FastLinear
-from grpo_pl.functional.logprobs import TaughtTokens, head_scores, token_entropy, token_logprobs, top_logprobs
+from grpo_pl.functional.logprobs import (
+    TaughtTokens,
+    compared_logprobs,
+    head_scores,
+    token_entropy,
+    token_logprobs,
+    top_logprobs,
+)
 from grpo_pl.policy.library_internals import attends_by_interface, has_hooks
 from grpo_pl.policy.packing import Rows, pack, packed_attention
 
@@ -182,10 +189,10 @@ def _materialised(model: PreTrainedModel, rows: Rows, options: _Options) -> tupl
         columns.append(entropy.masked_fill(~mask, 0.0))
     if (teacher := options.teacher) is not None:
         theirs = nn.functional.linear(teacher.hidden, teacher.weight, teacher.bias)  # (N, V')
-        shared = min(logits.shape[-1], theirs.shape[-1])
         wide = torch.promote_types(logits.dtype, torch.float32)
-        pair = [(z[:, :shared].to(wide) / temperature).log_softmax(dim=-1) for z in (logits[mask], theirs)]
-        columns.append(_scatter(divergence(pair[0], pair[1], mix=teacher.mix), mask))
+        pair = [z.to(wide) / temperature for z in (logits[mask], theirs)]
+        own, target, _ = compared_logprobs(*pair, top_k=teacher.top_k)
+        columns.append(_scatter(divergence(own, target, mix=teacher.mix), mask))
     if options.top_ids is not None:
         top = top_logprobs(logits.detach(), options.top_ids, temperature=temperature, support=options.support)
         columns += top.masked_fill(~mask.unsqueeze(-1), 0.0).unbind(dim=-1)

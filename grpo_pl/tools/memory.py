@@ -76,6 +76,10 @@ class Workload:
     """Of the largest teacher, as far as one process holds it while it is asked."""
     teacher_head_bytes: float = 0.0
     """Of all teachers' LM heads, which an update needs whole for a divergence; 0 without one."""
+    own_teacher: bool = False
+    """The policy teaches itself by a copy of its weights, its start or a moving average."""
+    own_head: bool = False
+    """It does so by a divergence, for which an update needs a copy of its LM head."""
 
     @property
     def longest(self) -> int:
@@ -154,6 +158,8 @@ def memory_plan(shape: Shape, work: Workload) -> MemoryPlan:
         kept["the program itself"] = PROGRAM
     if work.reference:
         kept["reference"] = parameters
+    if work.own_teacher:
+        kept["teacher"] = parameters
     if work.teacher_bytes and work.in_main_memory:
         kept["teacher"] = work.teacher_bytes
     if work.engine_bytes is not None:
@@ -174,8 +180,9 @@ def memory_plan(shape: Shape, work: Workload) -> MemoryPlan:
     if work.layout == "fsdp":
         root = shape.parameters - shape.layers * shape.block_parameters
         update["gathered blocks"] = float((root + 2 * shape.block_parameters) * (work.compute_bytes + 4))
-    if work.teacher_head_bytes:
-        update["teacher's head"] = work.teacher_head_bytes
+    if work.teacher_head_bytes or work.own_head:
+        own = shape.vocabulary * shape.hidden * work.weight_bytes if work.own_head else 0
+        update["teacher's head"] = work.teacher_head_bytes + own
     teacher = {"teacher": work.teacher_bytes} if work.teacher_bytes and not work.in_main_memory else {}
     return MemoryPlan(
         kept=kept, rollout=rollout_bytes(shape, work), update=update, teacher=teacher, together=work.ahead > 0
@@ -208,7 +215,7 @@ def head_bytes(shape: Shape, work: Workload) -> float:
     """Kept probabilities, and two chunks of logits; independent of the number of tokens once there are many. Beside a
     teacher's head nothing is kept, and smaller chunks are in memory eight times."""
     positions = min(work.tokens, work.rows * work.completion_tokens)
-    if work.teacher_head_bytes:
+    if work.teacher_head_bytes or work.own_head:
         return 4.0 * 8 * min(positions * shape.vocabulary, head._TAUGHT_ELEMENTS)
     chunk = min(positions, head._CHUNK_TOKENS, max(1, head._CHUNK_ELEMENTS // shape.vocabulary)) * shape.vocabulary
     kept = min(positions * shape.vocabulary, head._KEPT_ELEMENTS)

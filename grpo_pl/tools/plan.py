@@ -122,7 +122,9 @@ def workload(parts: Any, *, gpus: int, prompt_tokens: int, context: int | None =
     if model.environment is not None:  # of an episode, with its observations
         limits = [n for n in (model.episodes.max_episode_tokens, (context or 0) - prompt_tokens) if n > 0]
         completion_tokens = min(limits, default=model.episodes.max_turns * completion_tokens)
-    largest, heads = teachers_of(parts, layout) if algorithm.needs_teacher else (0.0, 0.0)
+    asked = algorithm.needs_teacher and not algorithm.teaches_itself
+    largest, heads = teachers_of(parts, layout) if asked else (0.0, 0.0)
+    adapted = model.policy.lora is not None  # whose start needs no copy
     return Workload(
         layout="single" if gpus == 1 and layout == "ddp" else layout,
         processes=gpus,
@@ -146,4 +148,6 @@ def workload(parts: Any, *, gpus: int, prompt_tokens: int, context: int | None =
         engine_weight_bytes=bytes_each if own else 0,
         teacher_bytes=largest,
         teacher_head_bytes=heads if algorithm.needs_divergence else 0.0,
+        own_teacher=algorithm.teacher_weights == "average" or (algorithm.teacher_weights == "start" and not adapted),
+        own_head=algorithm.teaches_itself and algorithm.needs_divergence,
     )

@@ -32,6 +32,7 @@ from grpo_pl.evaluation.held_out import HeldOutMetrics, Validation
 from grpo_pl.functional.sampling import DRAW_RULE
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig
+from grpo_pl.policy.privileged import PrivilegedText
 from grpo_pl.policy.teacher import TeacherConfig
 from grpo_pl.rewards.base import Reward, held_by
 from grpo_pl.rewards.batch import check_rewards
@@ -50,6 +51,7 @@ def check_parts(
     sampling: SamplingParams,
     *,
     teachers: Mapping[str, TeacherConfig],
+    privileged: PrivilegedText | None,
     environment: Environment | None,
     cold_start: ColdStart | None,
     in_parts: bool,
@@ -63,6 +65,12 @@ def check_parts(
     check_rewards(rewards, steps_needed=algorithm.needs_step_rewards)
     check_episodes(environment, algorithm, rewards)
     check_teachers(teachers, algorithm, temperature=sampling.temperature)
+    if (privileged is not None) != algorithm.teaches_itself:
+        raise ValueError(
+            f"model.algorithm.teacher_weights is {algorithm.teacher_weights}, and model.privileged "
+            f"{'null' if privileged is None else 'given'}: they belong together, so set both (start, live or average, "
+            "and the texts that the teacher reads besides the question), or model and null."
+        )
     sampling.require_on_policy()
     in_one_go = environment is None and not in_parts
     if sampling.sampling_mask and not in_one_go:

@@ -26,12 +26,13 @@ from grpo_pl.functional.sampling import row_key, small_seed
 from grpo_pl.policy.dialogue import Dialogue, PlainTurns, opening
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.lora import has_adapters, merged
+from grpo_pl.policy.privileged import PrivilegedText
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import known_characters, lacking_characters, shown_characters
 from grpo_pl.training.progress import progress_bar
 from grpo_pl.training.sft import Example, Optimizer, StepReport, tokenized, train_on_demonstrations
 from grpo_pl.training.sft_checkpoint import SFTCheckpoint
-from grpo_pl.types import Problem
+from grpo_pl.types import Conversation, Problem
 
 if TYPE_CHECKING:
     from grpo_pl.data.sources import PromptSource
@@ -72,6 +73,9 @@ class ColdStart:
     count: int | None = None
     """Show so many demonstrations only, again and again; null shows all of the file, or new ones of the source at each
     step."""
+    privileged: PrivilegedText | None = None
+    """Ask for the source's demonstrations with a text that the policy does not see later, as in model.privileged: the
+    policy learns to follow it, and not to do without."""
 
     def __post_init__(self) -> None:
         check_choice("cold_start.optimizer", self.optimizer, Optimizer)
@@ -79,6 +83,11 @@ class ColdStart:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"cold_start.{name} must be at least 1, got {value}.")
+        if self.privileged is not None and self.demonstrations is not None:
+            raise ValueError(
+                "cold_start.privileged is for demonstrations of the source: write the text into the prompts of "
+                f"{self.demonstrations}, or set one of the two null."
+            )
         shows = None if self.steps is None or self.batch_size is None else self.steps * self.batch_size
         if shows is not None and self.count is not None and self.count > shows:
             raise ValueError(
@@ -102,9 +111,12 @@ class ColdStart:
         self, policy: PolicyConfig, template: PromptTemplate, source: PromptSource, stage: Stage | None = None
     ) -> Path:
         """The folder of the result: named by a hash of everything it depends on, under ``$GRPO_PL_CACHE``."""
+        given = asdict(self)
+        if self.privileged is None:
+            del given["privileged"]  # as before there was such a field, so that caches stay
         recipe = {
             "recipe": RECIPE,
-            "cold_start": {**asdict(self), "demonstrations": _content_hash(self.demonstrations)},
+            "cold_start": {**given, "demonstrations": _content_hash(self.demonstrations)},
             "policy": {**asdict(policy), "folder": _folder_state(policy.source)},
             "template": template.to_dict(),
             "source": [f"{type(source).__module__}.{type(source).__qualname__}", source.init_args()],
@@ -176,7 +188,7 @@ class ColdStart:
             return
         steps, batch_size, _ = self.size
         for step in range(min(steps, -(-count // batch_size))):
-            yield from (prompt.question for prompt in source.prompts(-1 - step, count=batch_size))
+            yield from (str(self._question(prompt)) for prompt in source.prompts(-1 - step, count=batch_size))
 
     def made(self, source: PromptSource, stage: Stage | None = None, first: int = 0) -> Iterator[list[Demonstration]]:
         """The source's own demonstrations, one step after the other from step ``first``."""
@@ -210,13 +222,25 @@ class ColdStart:
         for batch in batches:
             yield tokenized(batch, dialogue)
 
+    def _question(self, prompt: Problem) -> str | Conversation:
+        """The question that a demonstration answers."""
+        if self.privileged is None:
+            return prompt.question
+        asked = self.privileged.asked(prompt)
+        if asked is None:
+            raise ValueError(
+                f"cold_start.privileged: prompt {prompt.id} has nothing for {self.privileged.texts} "
+                f"(its columns: {', '.join(prompt.columns) or 'none'})."
+            )
+        return asked
+
     def _from_source(self, source: PromptSource, stage: Stage | None, step: int) -> list[Demonstration]:
         rng = random.Random(row_key(self.seed, "cold_start", step))
         shown = []
         for prompt in source.prompts(-1 - step, count=self.size[1]):  # steps below 0 are never rolled out
             if stage is None:
                 text = source.demonstration(prompt, rng)
-                found = None if text is None else Demonstration(prompt.question, text)
+                found = None if text is None else Demonstration(self._question(prompt), text)
             else:
                 seed = small_seed(self.seed, "cold_start", step, prompt.id)
                 actions = source.demonstrated_actions(prompt, rng)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +18,7 @@ from grpo_pl.training.collect import Collected, gathered_values, reward_weights
 from grpo_pl.training.frozen_models import Teachers, TeacherScores
 from grpo_pl.training.microbatches import TokenBudget, rollout_rows
 from grpo_pl.training.progress import stopwatch
+from grpo_pl.training.self_teacher import SelfTeacher
 from grpo_pl.types import CUT_OFF, Rollout, SamplingParams
 
 if TYPE_CHECKING:
@@ -71,7 +73,7 @@ class ExperienceMaker:
         policy: PreTrainedModel,
         reference: PreTrainedModel | None,
         collected: Collected,
-        teachers: Teachers | None = None,
+        teachers: Teachers | SelfTeacher | None = None,
     ) -> Experience:
         """Scores the samples under policy, reference and teachers where the objective needs it, and assesses them."""
         rollout = collected.samples.rollout
@@ -112,15 +114,20 @@ class ExperienceMaker:
             ref_logprobs=forced["ref_logprobs"],  # logged as `kl` even where the loss has no such term
             entropy_mask=self._entropy_mask(forced["entropy"], kept),
             covariance_mask=self._covariance_mask(forced["old_logprobs"], advantages, kept, collected.samples.step),
-            teacher=self._taught(teachers, collected),
+            teacher=self._taught(policy, teachers, collected),
         )
 
-    def _taught(self, teachers: Teachers | None, collected: Collected) -> TeacherScores | None:
+    def _taught(
+        self, policy: PreTrainedModel, teachers: Teachers | SelfTeacher | None, collected: Collected
+    ) -> TeacherScores | None:
         if teachers is None:
             return None
+        if isinstance(teachers, SelfTeacher):
+            ask = partial(teachers.score, policy, collected)
+        else:
+            ask = partial(teachers.score, collected.samples)
         with stopwatch(collected.seconds, "teacher"):
-            return teachers.score(
-                collected.samples,
+            return ask(
                 self.algorithm,
                 temperature=self.sampling.temperature,
                 budget=self.budget,

@@ -86,6 +86,13 @@ def check_teachers(configs: Configs, algorithm: GRPOAlgorithm, *, temperature: f
     """Refuses an objective that has no teacher, or asks one for what it cannot give."""
     if not algorithm.needs_teacher:
         return
+    if algorithm.teaches_itself:
+        if configs:
+            raise ValueError(
+                f"model.algorithm.teacher_weights is {algorithm.teacher_weights}, so that the policy is its own "
+                "teacher: set model.teacher and model.teachers null, or teacher_weights model."
+            )
+        return
     if not configs:
         raise ValueError(
             "the objective learns from a teacher (model.algorithm.supervision or distillation), and there is none: set "
@@ -130,6 +137,7 @@ class TeacherScores:
 
     owners: Sequence[str]  # B, the name of each row's teacher
     logprobs: Tensor | None = None  # (B, T), of the policy's tokens
+    taught: Tensor | None = None  # (B,) bool, the rows that have a teacher; None: all
     states: Sequence[Tensor] = ()  # B of (tokens, H') on the CPU: inputs of the head of the row's teacher
     heads: Mapping[str, Head] | None = None
 
@@ -141,12 +149,13 @@ class TeacherScores:
         }
         return replace(self, heads=moved)
 
-    def tokens(self, rows: Tensor, mix: float) -> TaughtTokens:
+    def tokens(self, rows: Tensor, mix: float, top_k: int) -> TaughtTokens:
         """The tokens of some rows, which share a teacher, for `update_scores`."""
         assert self.heads is not None, "the objective asked for no distributions"
         chosen = rows.tolist()
         weight, bias = self.heads[self.owners[chosen[0]]]
-        return TaughtTokens(torch.cat([self.states[row] for row in chosen]).to(weight.device), weight, bias, mix)
+        hidden = torch.cat([self.states[row] for row in chosen]).to(weight.device)
+        return TaughtTokens(hidden, weight, bias, mix, top_k)
 
     def split(self, rows: Tensor) -> list[Tensor]:
         """``rows`` by teacher, in their order."""
@@ -207,12 +216,12 @@ class Teachers:
             _check_length(longest, self._models[name], self.configs[name])
             with _on_device(self._models[name], logprobs.device) as model:
                 if algorithm.needs_divergence:
-                    read = partial(_read_states, model, rollout, rows, budget, collective)
+                    read = partial(head_states, model, rollout, rows, budget, collective)
                     found, heads[name] = budget.within_memory(read, rollout, collective)
                     for row in rows.tolist():
                         states[row] = found[row]
                 else:
-                    run = partial(_local, model, rollout, rows, temperature, budget, collective)
+                    run = partial(teacher_forced, model, rollout, rows, temperature, budget, collective)
                     logprobs += budget.within_memory(run, rollout, collective)
         if algorithm.needs_divergence:
             return TeacherScores(owners=owners, states=states, heads=heads)
@@ -256,7 +265,7 @@ def _readable(part: dict[str, Tensor], model: PreTrainedModel) -> dict[str, Tens
     }
 
 
-def _local(
+def teacher_forced(
     model: PreTrainedModel,
     rollout: Rollout,
     rows: Tensor,
@@ -275,7 +284,7 @@ def _local(
     return logprobs
 
 
-def _read_states(
+def head_states(
     model: PreTrainedModel, rollout: Rollout, rows: Tensor, budget: TokenBudget, collective: Collective
 ) -> tuple[dict[int, Tensor], Head]:
     """Row -> inputs of the head at its tokens, and that head, both on the CPU."""

@@ -24,6 +24,7 @@ from grpo_pl.evaluation.held_out import Validation
 from grpo_pl.functional.sampling import DRAW_RULE
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig, load_tokenizer
+from grpo_pl.policy.privileged import PrivilegedText
 from grpo_pl.policy.teacher import PROMPTS_COMPARED, TeacherConfig
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.trained import SETTINGS
@@ -49,6 +50,7 @@ from grpo_pl.training.partial_rollouts import PartialRolloutBuffer, PartialRollo
 from grpo_pl.training.policy_module import PolicyModule
 from grpo_pl.training.prefetch import PrefetchedRollouts
 from grpo_pl.training.progress import stopwatch
+from grpo_pl.training.self_teacher import SelfTeacher
 from grpo_pl.training.sync_proof import SyncProof
 from grpo_pl.training.update import PolicyUpdate, UpdateResult
 from grpo_pl.training.vocabulary import first_prompts
@@ -65,6 +67,7 @@ class GRPOModule(PolicyModule):
         algorithm: the objective.
         teacher: a frozen model whose distributions the policy learns from, where the objective asks for one.
         teachers: one for each part of a mixture instead, by name.
+        privileged: what the policy reads besides the question where it is its own teacher.
         environment: what the policy acts in, turn by turn; null asks for completions of a single turn.
         episodes: limits of the episodes that are played in the environment.
         engine: what draws completions; null takes the native engine.
@@ -88,6 +91,7 @@ class GRPOModule(PolicyModule):
         algorithm: GRPOAlgorithm = GRPOAlgorithm(),  # noqa: B008 - frozen
         teacher: TeacherConfig | None = None,
         teachers: dict[str, TeacherConfig] | None = None,
+        privileged: PrivilegedText | None = None,
         environment: Environment | None = None,
         episodes: EpisodeSettings = EpisodeSettings(),  # noqa: B008 - frozen
         engine: RolloutEngine | None = None,
@@ -108,6 +112,7 @@ class GRPOModule(PolicyModule):
             algorithm,
             sampling,
             teachers=teachers_by_source,
+            privileged=privileged,
             environment=environment,
             cold_start=cold_start,
             in_parts=partial_rollouts is not None,
@@ -131,10 +136,12 @@ class GRPOModule(PolicyModule):
         self.budget = TokenBudget(configured=max_tokens_per_microbatch)
         self.teacher_configs = teachers_by_source
         """By source; used where the objective asks for a teacher."""
+        self.privileged = privileged
         self._default_engine = self.engine if engine is None else None
         self._configured_mismatch = algorithm.mismatch
         self._reference: Reference | None = None
         self._teachers: Teachers | None = None
+        self._self_teacher: SelfTeacher | None = None
         self._sync_proof = SyncProof()
         self._prefetched: PrefetchedRollouts | None = None
         self._stored_rollouts: list[dict[str, Any]] = []  # a checkpoint's, as long as nobody has taken them
@@ -216,17 +223,31 @@ class GRPOModule(PolicyModule):
             policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if self.algorithm.needs_reference and training and self._reference is None:
             self._reference = Reference(policy, self.algorithm.ref_update_every)
+        weights = self.algorithm.teacher_weights
+        if self.privileged is not None and weights != "model" and training and self._self_teacher is None:
+            self._self_teacher = SelfTeacher(
+                policy,
+                weights=weights,
+                rate=self.algorithm.teacher_rate,
+                text=self.privileged,
+                dialogue=self.sampler.dialogue,
+            )
+        copies = [each.model for each in (self._reference, self._self_teacher) if each is not None]
         if sharding and not is_sharded(policy):
             shard(policy, sharding)
-            if self._reference is not None and self._reference.model is not policy:
-                shard(self._reference.model, sharding)
-        if self.algorithm.needs_teacher and training and self._teachers is None:
+            for model in copies:
+                if model is not None and model is not policy:
+                    shard(model, sharding)
+        if self.algorithm.needs_teacher and self._self_teacher is None and training and self._teachers is None:
             self.check_teachers(self._data)
             self._teachers = Teachers(self.teacher_configs, self.tokenizer, sharding)
 
     def check_teachers(self, data: RolloutDataModule) -> None:
         """Refuses teachers that lack a part of the data, or would read other tokens than the policy writes."""
-        if self.algorithm.needs_teacher:
+        if self.algorithm.teaches_itself:
+            assert self.privileged is not None, "a run without it is refused"
+            self.privileged.check_columns(first_prompts(data), self.rewards)
+        elif self.algorithm.needs_teacher:
             check_sources(self.teacher_configs, data.source.leaves())
             asked = [problem.asked for problem in islice(first_prompts(data), PROMPTS_COMPARED)]
             check_tokenizers(self.teacher_configs, load_tokenizer(self.policy_config), self.template, asked)
@@ -265,8 +286,9 @@ class GRPOModule(PolicyModule):
                 precision=self.trainer.precision_plugin.forward_context,
             )
             self._hand_over_rollouts()
-        if self._reference is not None and not is_sharded(self._reference.model):
-            self._reference.model.to(self.device)
+        for kept in (self._reference, self._self_teacher):
+            if kept is not None and kept.model is not None and not is_sharded(kept.model):
+                kept.model.to(self.device)
 
     def on_train_start(self) -> None:
         if self._stored_rollouts:
@@ -319,6 +341,8 @@ class GRPOModule(PolicyModule):
         self.budget.resolve(policy, trained_before=bool(optimizer.state), collective=self.collective)
         if self._reference is not None:
             self._reference.renew(policy, batch.step)
+        if self._self_teacher is not None:
+            self._self_teacher.renew(policy, batch.step)
         seconds: dict[str, float] = {}
         with self._gathered_for_engine():
             # prompts → rollout: drawn beside earlier updates, in parts, or here and now
@@ -355,7 +379,7 @@ class GRPOModule(PolicyModule):
                 longest=self.longest_completion,
             )
             reference = None if self._reference is None else self._reference.model
-            return maker.make(policy, reference, collected, self._teachers)
+            return maker.make(policy, reference, collected, self._teachers or self._self_teacher)
 
     def update(self, experience: Experience) -> UpdateResult:
         """Advantage → loss → update."""
@@ -418,6 +442,7 @@ class GRPOModule(PolicyModule):
         checkpoint["rollouts"] = self._stored_rollouts if self._prefetched is None else self._prefetched.state_dict()
         checkpoint["carried"] = {} if self._partial is None else self._partial.state_dict()
         checkpoint["reference"] = {} if self._reference is None else self._reference.state_dict()
+        checkpoint["self_teacher"] = {} if self._self_teacher is None else self._self_teacher.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         characters = self.policy_config.characters
@@ -442,6 +467,8 @@ class GRPOModule(PolicyModule):
             self._partial.load_state_dict(carried, group_size=self.algorithm.group_size, longest=longest)
         if self._reference is not None:
             self._reference.load_state_dict(checkpoint["reference"])
+        if self._self_teacher is not None:
+            self._self_teacher.load_state_dict(checkpoint["self_teacher"])
 
     def _hand_over_rollouts(self) -> None:
         """Sharded checkpoints are read after the start of a fit, others before."""

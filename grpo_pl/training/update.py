@@ -158,7 +158,7 @@ class PolicyUpdate:
         width = mask.shape[1]
         teacher, taught = experience.teacher, None
         if teacher is not None and self.algorithm.needs_divergence:
-            taught = teacher.tokens(rows, self.algorithm.divergence_mix)
+            taught = teacher.tokens(rows, self.algorithm.divergence_mix, self.algorithm.distillation_top_k)
         top_ids = _cut(experience.rollout.top_ids, rows, width) if self.algorithm.needs_likely else None
         scores = update_scores(policy, **part, top_ids=top_ids, teacher=taught, temperature=self.temperature)
         logprobs, entropy = scores.logprobs, scores.entropy
@@ -184,6 +184,7 @@ class PolicyUpdate:
             else None,
             teacher_logprobs=None if teacher is None else _cut(teacher.logprobs, rows, width),
             divergence=scores.divergence,
+            taught=None if teacher is None or teacher.taught is None else teacher.taught[rows].unsqueeze(1),
             likely=_likely(scores, experience.rollout, rows, width),
         )
         stats = {name: (weight * value, int(weight) * count) for name, (value, count) in output.stats.items()}

@@ -49,7 +49,7 @@ def test_a_preset_has_the_fields_of_the_table(file: Path) -> None:
 
 
 def test_the_table_and_the_help_have_every_preset() -> None:
-    assert len(FILES) == 24
+    assert len(FILES) == 28
     assert list(presets()) == [file.stem for file in FILES] == list(TABLE["beta"])
 
 
@@ -58,8 +58,9 @@ def test_a_preset_file_names_itself_and_says_what_differs_and_no_more() -> None:
     defaults = {field.name: field.default for field in fields(GRPOAlgorithm)}
     for file in FILES:
         model = yaml.safe_load(file.read_text())["model"]
-        others = ["rewards+"] if file.stem == "grpo_process" else []  # it needs a reward that scores steps
-        assert list(model) == [*others, "algorithm"], file
+        before = ["rewards+"] if file.stem == "grpo_process" else []  # it needs a reward that scores steps
+        after = ["privileged"] if GRPOAlgorithm(**preset_fields(file.stem)).teaches_itself else []
+        assert list(model) == [*before, "algorithm", *after], file
         named, *own = model["algorithm"].items()
         assert named == ("preset", file.stem)
         assert [name for name, value in own if name in BUDGET or value == defaults[name]] == [], file

@@ -16,6 +16,7 @@ from grpo_pl.functional.advantages import (
     overlong_penalty,
     process_advantages,
     rescale,
+    reweighed,
     subtract_baseline,
 )
 
@@ -379,3 +380,16 @@ def test_names_that_do_not_exist_are_refused_with_the_choices():
 def test_an_overlong_penalty_over_no_tokens_is_refused():
     with pytest.raises(ValueError, match=r"\(0, 1\]"):
         overlong_penalty(torch.tensor([1]), max_completion_length=8, buffer=0.0)
+
+
+def test_a_teacher_reweighs_an_advantage_and_never_turns_its_sign():
+    """RLSD, number by number: gaps that raise, lower and leave a token, and some beyond the bounds."""
+    gap = torch.tensor([[0.1, -0.1, 0.0, 9.0, -9.0]] * 3, dtype=torch.float64)
+    advantages = torch.tensor([[1.5], [-2.0], [0.0]], dtype=torch.float64)
+    found = reweighed(advantages, gap, share=0.5, clip=0.2)
+    for row, a in enumerate((1.5, -2.0, 0.0)):
+        for t, own in enumerate((0.1, -0.1, 0.0, 9.0, -9.0)):
+            sign = (a > 0) - (a < 0)
+            expected = a * (0.5 + 0.5 * min(max(math.exp(sign * own), 0.8), 1.2))
+            assert found[row, t].item() == pytest.approx(expected, rel=1e-12)
+    assert torch.equal(reweighed(advantages, gap, share=0.0, clip=0.2), advantages.expand(3, 5))

@@ -153,6 +153,10 @@ def our_gradient(algorithm: GRPOAlgorithm, batch: Batch, parts=None, dtype=torch
     return total.detach(), torch.autograd.grad(total, leaf)[0]
 
 
+WHOLE = ("gkd", "sdft", "opsd", "sdpo")
+"""Presets of the divergence to whole distributions, of whichever teacher."""
+
+
 # --- the reference: one preset after the other, scalar by scalar ------------------------------------------------
 
 
@@ -195,7 +199,7 @@ def naive_outcome(name: str, batch: Batch) -> list[list[float]]:
         right = [[float(r == 1) for r in group] for group in rewards]
         return [[(r - mean(group)) / mean(group) for r in group] for group in right]
     scaled = name not in ("dr_grpo", "dppo")
-    if name in ("distill", "gkd"):
+    if name in ("distill", *WHOLE):
         return [[0.0] * G] * P
     return [[(r - mean(g)) / (deviation(g) + 1e-5 if scaled else 1.0) for r in g] for g in rewards]
 
@@ -270,11 +274,14 @@ def naive_completion(name: str, advantage, lp: Tensor, old: Tensor, ref: Tensor,
     total = torch.zeros((), dtype=torch.float64)
     for t in range(n):
         ratio, a = torch.exp(lp[t] - old[t]), advantage[t]
+        if name == "rlsd":
+            evidence = math.exp((a > 0) * 1 * (gap := (ref[t] - lp[t]).item()) - (a < 0) * 1 * gap)
+            a = a * (0.5 + 0.5 * min(max(evidence, 0.8), 1.2))
         if name in ("distill", "distill_and_reward"):  # the teacher's log-probabilities are those of the reference
             a = a + (ref[t] - lp[t]).item()
         if name == "distill":
             total = total - ratio * a
-        elif name == "gkd":
+        elif name in WHOLE:
             total = total + (lp[t] - ref[t]) ** 2
         elif name in ("rloo", "remax"):
             total = total - a * lp[t]
@@ -302,7 +309,7 @@ def naive_completion(name: str, advantage, lp: Tensor, old: Tensor, ref: Tensor,
 
 TOKEN_MEAN = (
     *("dapo", "cispo", "reinforce_plus_plus", "expert_iteration", "gigpo", "clip_cov", "kl_cov"),
-    *("distill", "gkd", "vespo"),
+    *("distill", "gkd", "sdft", "opsd", "vespo"),
 )
 
 
@@ -391,7 +398,7 @@ def test_skipping_rows_without_advantage_does_not_change_the_gradient(name):
     all_equal = result.active[2]  # the group whose rewards are all 1
     needs_its_rows = (
         algorithm.beta > 0
-        or algorithm.needs_teacher
+        or (algorithm.needs_teacher and not algorithm.reweighs)
         or algorithm.covariance == "kl"
         or name in ("expert_iteration", "grpo_process", "turn_returns")
     )
@@ -533,6 +540,19 @@ def test_the_teacher_adds_its_part_to_the_advantage_of_the_reward():
     output = one_token(algorithm, teacher_logprobs=torch.tensor([[-3.0]]))  # the policy's own is -1
     assert output.loss.item() == pytest.approx(-0.5 * (2.0 + 0.5 * (-3.0 + 1.0)))  # weight · (A + coef · gap)
     assert output.stats["teacher/kl"][0].item() == pytest.approx(2.0)
+
+
+def test_a_completion_without_a_teacher_has_no_term_of_it():
+    taught = torch.tensor([[False]])
+    added = GRPOAlgorithm(supervision="token", beta=0.0)
+    reweighed = GRPOAlgorithm(supervision="token", teacher_advantage="reweigh", beta=0.0)
+    whole = GRPOAlgorithm(distillation="reverse_kl", beta=0.0)
+    for algorithm in (added, reweighed, whole):
+        scores = {"teacher_logprobs": torch.tensor([[-0.5]]), "divergence": torch.tensor([[7.0]])}
+        without = one_token(algorithm, taught=taught, **scores)
+        assert without.loss.item() == pytest.approx(-0.5 * 2.0)
+        assert without.stats["teacher/taught"][0].item() == 0
+        assert one_token(algorithm, taught=~taught, **scores).loss.item() != pytest.approx(-0.5 * 2.0)
 
 
 def test_max_rewards():

@@ -18,6 +18,7 @@ from grpo_pl.data.tables import TablePrompts
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.lora import Lora
+from grpo_pl.policy.privileged import PrivilegedText
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.training import cold_start, sft
 from grpo_pl.training.cold_start import ColdStart
@@ -409,3 +410,19 @@ def test_more_demonstrations_than_are_shown_are_refused() -> None:
     assert ColdStart(steps=2, batch_size=4, count=8).count == 8
     with pytest.raises(ValueError, match=r"cold_start\.count is 9, but 2 steps of 4 show 8 only"):
         ColdStart(steps=2, batch_size=4, count=9)
+
+
+def test_demonstrations_may_be_asked_for_with_a_text_that_the_policy_does_not_see_later() -> None:
+    source = ArithmeticPrompts(digits=2, solutions=True)
+    text = PrivilegedText(user="{privileged}|{question}")
+    start = replace(SHORT, privileged=text)
+    shown, plain = start.from_source(source, None, 0), SHORT.from_source(source, None, 0)
+    problems = source.prompts(-1, count=4)
+    assert [each.question for each in shown] == [f"{p.columns['solution']}|{p.question}" for p in problems]
+    assert [each.completion for each in shown] == [each.completion for each in plain]
+    assert list(start.asked(source, 4)) == [p.question for p in problems]  # which must not be held out
+    assert start.folder(POLICY, TEMPLATE, source) != SHORT.folder(POLICY, TEMPLATE, source)
+    with pytest.raises(ValueError, match=r"has nothing for \['\{solution\}'\] \(its columns: none\)"):
+        start.from_source(ArithmeticPrompts(digits=2), None, 0)
+    with pytest.raises(ValueError, match="privileged is for demonstrations of the source"):
+        ColdStart(demonstrations="shown.jsonl", privileged=text)

@@ -25,6 +25,8 @@ class ArithmeticPrompts(GeneratedPrompts):
     """Keep all problems, only those without a carry or borrow, or only those with at least one."""
     scratchpad_share: float = 0.5
     """Share of demonstrations with the calculation written out; the others guess the answer straight away."""
+    solutions: bool = False
+    """Give each problem a column ``solution``: its calculation and its answer."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_digits <= self.digits <= 9:
@@ -48,7 +50,7 @@ class ArithmeticPrompts(GeneratedPrompts):
             a, b = b, a
         carries = any(carry for *_, carry in _columns(a, operator, b))
         wanted = self.difficulty == "any" or carries == (self.difficulty == "carry")
-        return _problem(a, operator, b) if wanted else None
+        return _problem(a, operator, b, solution=self.solutions) if wanted else None
 
     def identity(self, problem: Problem) -> tuple[int | str, ...]:
         """a+b and b+a are one problem."""
@@ -82,10 +84,11 @@ def _columns(a: int, operator: str, b: int) -> Iterator[tuple[int, int, int, int
         carry = carry_out
 
 
-def _problem(a: int, operator: str, b: int) -> Problem:
+def _problem(a: int, operator: str, b: int, *, solution: bool) -> Problem:
     answer = a + b if operator == "+" else a - b
     identity = 2 * (a * 10**9 + b) + (operator == "-")
-    return Problem(id=identity, question=f"{a}{operator}{b}=", answer=str(answer))
+    columns = {"solution": "\n".join([*scratchpad(a, operator, b), str(answer)])} if solution else {}
+    return Problem(id=identity, question=f"{a}{operator}{b}=", answer=str(answer), columns=columns)
 
 
 def _parse(question: str) -> tuple[int, str, int]:

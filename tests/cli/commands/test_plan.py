@@ -157,6 +157,20 @@ def test_a_teacher_is_on_a_gpu_between_rollout_and_update_and_on_a_cpu_all_the_t
     assert teacher_bytes(SHAPE, weight_bytes=2, layout="fsdp") == 2 * (1000 - 3 * 300 + 2 * 300)
 
 
+def test_a_policy_that_teaches_itself_keeps_a_copy_of_its_start_or_average(tmp_path: Path) -> None:
+    plain, own = memory_plan(SHAPE, WORK), memory_plan(SHAPE, _with(own_teacher=True, own_head=True))
+    assert own.kept == plain.kept | {"teacher": plain.kept["parameters"]} and not own.teacher
+    assert own.update["teacher's head"] == 20 * 8 * 4
+    assert own.update["LM head"] == 4 * 8 * 90 * 20  # as beside another teacher
+    file = tmp_path / "own.yaml"
+    for weights, copied in (("live", False), ("start", True), ("average", True)):
+        algorithm = f"{{distillation: reverse_kl, teacher_weights: {weights}}}"
+        file.write_text(f"model: {{algorithm: {algorithm}, privileged: {{texts: ['{{answer}}']}}}}")
+        parts = resolved_settings(["configs/quickstart.yaml", str(file)])
+        work = workload(parts, gpus=1, prompt_tokens=9)
+        assert (work.own_teacher, work.own_head) == (copied, True)
+
+
 def test_a_teacher_is_read_from_its_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parts = resolved_settings(["configs/quickstart.yaml"])
     teacher = meta_model(parts)

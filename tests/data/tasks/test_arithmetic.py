@@ -185,3 +185,11 @@ def test_asking_for_no_number_gives_what_there_is() -> None:
     assert 0 < len(held_out) < 30
     with pytest.raises(ValueError, match="different val problems found where 50 were asked for"):
         ArithmeticPrompts(digits=1).validation(50)
+
+
+def test_the_solution_is_a_column_where_it_is_asked_for() -> None:
+    (problem,) = ArithmeticPrompts(digits=2, min_digits=2, solutions=True).prompts(0, count=1)
+    a, b = map(int, problem.question.rstrip("=").split("+"))
+    assert problem.columns == {"solution": "\n".join([*scratchpad(a, "+", b), problem.answer])}
+    (plain,) = ArithmeticPrompts(digits=2, min_digits=2).prompts(0, count=1)
+    assert plain.columns == {} and (plain.id, plain.question) == (problem.id, problem.question)

@@ -1,0 +1,181 @@
+"""``SelfTeacher``: the policy with more in its prompt scores what it has drawn without it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from grpo_pl.distributed.collective import Collective
+from grpo_pl.distributed.sharding import load_whole_state_dict, whole_state_dict
+from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.policy.dialogue import Dialogue
+from grpo_pl.policy.loading import context_length
+from grpo_pl.policy.lora import adapters_off, has_adapters
+from grpo_pl.policy.privileged import PrivilegedText
+from grpo_pl.rewards.base import correctness_index
+from grpo_pl.rewards.batch import ScoredBatch
+from grpo_pl.rollout.decoding import pad_left
+from grpo_pl.rollout.sampler import Samples
+from grpo_pl.training.collect import Collected
+from grpo_pl.training.frozen_models import EVERY_SOURCE, TeacherScores, head_states, teacher_forced
+from grpo_pl.training.microbatches import TokenBudget, longest_row
+from grpo_pl.types import Conversation, Rollout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Weights = Literal["start", "live", "average"]
+
+
+class SelfTeacher:
+    """The policy as a teacher of itself. Not a module: it stays out of gradients and of ``.train()``.
+
+    Args:
+        policy: copied as it is now, where its start or a moving average is the teacher; with adapters the start is the
+            policy with its adapters off, and no copy.
+        weights: ``start``, ``live`` or ``average``.
+        rate: share of the policy in the average after each rollout.
+        text: what the teacher reads besides the question.
+        dialogue: encodes the teacher's prompts.
+    """
+
+    def __init__(
+        self, policy: PreTrainedModel, *, weights: Weights, rate: float, text: PrivilegedText, dialogue: Dialogue
+    ) -> None:
+        self.weights, self.rate, self.text, self.dialogue = weights, rate, text, dialogue
+        self.model: PreTrainedModel | None = None
+        if weights == "average" and has_adapters(policy):
+            raise ValueError(
+                "algorithm.teacher_weights average needs a copy of the policy, which policy.lora does without: set "
+                "teacher_weights start or live, or lora null."
+            )
+        if weights == "average" or (weights == "start" and not has_adapters(policy)):
+            self.model = copy.deepcopy(policy).requires_grad_(False).eval()
+
+    @torch.no_grad()
+    def renew(self, policy: PreTrainedModel, rollout: int) -> None:
+        """Moves the average by one step before rollout ``rollout``: θ̄ ← (1 − rate) · θ̄ + rate · θ."""
+        if self.weights != "average" or self.model is None or rollout == 0:
+            return
+        for mine, theirs in zip(self.model.parameters(), policy.parameters(), strict=True):
+            _local(mine).lerp_(_local(theirs).to(mine.dtype), self.rate)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights for a checkpoint: only of an average. Every process must call it; the first one gets the weights."""
+        return whole_state_dict(self.model) if self.weights == "average" and self.model is not None else {}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        if state and self.model is not None:
+            load_whole_state_dict(self.model, state)
+
+    def score(
+        self,
+        policy: PreTrainedModel,
+        collected: Collected,
+        algorithm: GRPOAlgorithm,
+        *,
+        temperature: float,
+        budget: TokenBudget,
+        collective: Collective,
+    ) -> TeacherScores:
+        """This rank's samples as the teacher sees them, no gradient, a micro-batch at a time; all ranks call it."""
+        samples = collected.samples
+        asked = [self.text.asked(p, found) for p, found in zip(samples.per_row, self._found(collected), strict=True)]
+        rollout = self._with_prompts(samples, asked)
+        device = rollout.completion_ids.device
+        self._check_length(collective.max(longest_row(rollout), device), policy)
+        budget.check(rollout, collective)
+        rows = torch.arange(len(asked), device=device)
+        owners = [EVERY_SOURCE] * len(asked)
+        taught = torch.tensor([each is not None for each in asked], device=device)
+        with self._weights_of(policy) as model:
+            if algorithm.needs_divergence:
+                read = partial(head_states, model, rollout, rows, budget, collective)
+                states, head = budget.within_memory(read, rollout, collective)
+                listed = [states[row] for row in range(len(asked))]
+                return TeacherScores(owners=owners, states=listed, heads={EVERY_SOURCE: head}, taught=taught)
+            run = partial(teacher_forced, model, rollout, rows, temperature, budget, collective)
+            logprobs = budget.within_memory(run, rollout, collective)
+        return TeacherScores(owners=owners, logprobs=logprobs, taught=taught)
+
+    def _found(self, collected: Collected) -> list[dict[str, str]]:
+        """The texts of the rollout for each row, by their names; none for what the privileged text does not name."""
+        samples, scored = collected.samples, collected.scored
+        found = [dict[str, str]() for _ in samples.completions]
+        if "feedback" in self.text.names:
+            for row, score in enumerate(scored.scores[_feedback_index(scored, self.text.feedback_of)]):
+                found[row]["feedback"] = score.detail.strip()
+        if self.text.names & {"right", "best"}:
+            for row, (right, best) in enumerate(siblings(scored, samples.rollout.group_size)):
+                for name, other in (("right", right), ("best", best)):
+                    if other is not None:
+                        found[row][name] = samples.completions[other]
+        return found
+
+    def _with_prompts(self, samples: Samples, asked: list[str | Conversation | None]) -> Rollout:
+        """The rollout with the teacher's prompts; rows without privileged text keep their own."""
+        rollout, prompts = samples.rollout, list[list[int]]()
+        for row, question in enumerate(asked):
+            if question is None:
+                prompts.append(rollout.prompt_ids[row][rollout.prompt_mask[row]].tolist())
+            elif samples.episodes is not None:
+                prompts.append(self.dialogue.prompt_ids(question, samples.episodes[row].start.observation))
+            else:
+                prompts.append(self.dialogue.template.encode(question, self.dialogue.tokenizer))
+        ids, mask = pad_left(prompts, int(self.dialogue.tokenizer.pad_token_id))  # (B, S')
+        device = rollout.prompt_ids.device
+        return replace(rollout, prompt_ids=ids.to(device), prompt_mask=mask.to(device))
+
+    def _check_length(self, longest: int, policy: PreTrainedModel) -> None:
+        context = context_length(policy.config)
+        if context is not None and longest > context:
+            raise ValueError(
+                f"the teacher's prompt with its privileged text and a completion has {longest} tokens, and the model's "
+                f"context {context}: shorten model.privileged.texts, or lower model.sampling.max_completion_length."
+            )
+
+    @contextmanager
+    def _weights_of(self, policy: PreTrainedModel) -> Iterator[PreTrainedModel]:
+        """Context manager: the model that is the teacher."""
+        if self.model is not None:
+            yield self.model
+        elif self.weights == "start":
+            with adapters_off(policy):
+                yield policy
+        else:
+            yield policy
+
+
+def siblings(scored: ScoredBatch, group_size: int) -> list[tuple[int | None, int | None]]:
+    """For each completion two rows of its group: the first other right one, and the one with the highest reward, if
+    that is higher than its own."""
+    correct, totals = scored.correct(), scored.totals()
+    found: list[tuple[int | None, int | None]] = []
+    for row, total in enumerate(totals):
+        first = row - row % group_size
+        others = [other for other in range(first, first + group_size) if other != row]
+        right = next((other for other in others if correct[other]), None)
+        judged = [(value, -other) for other in others if (value := totals[other]) is not None]
+        highest, place = max(judged, default=(None, 0))
+        better = highest is not None and (total is None or highest > total)
+        found.append((right, -place if better else None))
+    return found
+
+
+def _feedback_index(scored: ScoredBatch, name: str | None) -> int:
+    if name is None:
+        return correctness_index(scored.rewards)
+    return next(number for number, reward in enumerate(scored.rewards) if reward.name == name)
+
+
+def _local(weight: Tensor) -> Tensor:
+    """This process's part of a weight."""
+    return weight.to_local() if isinstance(weight, DTensor) else weight.data
