@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from grpo_pl.config.presets import preset_fields, presets
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
-PRESETS = [name for name in presets() if name not in ("gigpo", "turn_returns")]  # those need an environment
+PRESETS = [name for name in presets() if name not in ("echo", "gigpo", "turn_returns")]  # those need an environment
 SMALL: dict[str, Any] = {
     "trainer": {"val_check_interval": 3},
     "model": {

@@ -274,7 +274,7 @@ class GRPOAlgorithm(Objective):
         own = self.surrogate == "nll" or isinstance(self.surrogate, SurrogateObjective)
         taught = self.needs_teacher and not self.reweighs
         other_terms = own or self.kl_in_loss or self.needs_entropy or self.covariance == "kl" or taught
-        return self.skip_zero_advantage and not (other_terms or self.anchor_coef > 0)
+        return self.skip_zero_advantage and not (other_terms or self.anchor_coef > 0 or self.needs_observations)
 
     # --- once per micro-batch -------------------------------------------------------------------------------
 
@@ -314,6 +314,7 @@ class GRPOAlgorithm(Objective):
         divergence: Tensor | None = None,
         taught: Tensor | None = None,
         likely: LikelyTokens | None = None,
+        observation_weights: Tensor | None = None,
     ) -> LossOutput:
         """Σ w · ( −surrogate + beta · KL + distillation_coef · D − entropy_coef · H ) over the tokens of a micro-batch,
         and its metrics.
@@ -337,6 +338,8 @@ class GRPOAlgorithm(Objective):
             divergence: D, from the teacher's whole distribution, for ``distillation``.
             taught: (B, 1) bool, the completions that have a teacher; others have no term of it. None: all.
             likely: (B, T, K) each, for ``trust_region_top_k``.
+            observation_weights: 1 / number of the batch's observation tokens at those, 0 elsewhere: the cross-entropy
+                Σ w · (−log π) over them times observation_coef is added. ``mask`` is False there.
 
         Raises:
             ValueError: an argument that the objective needs is missing, or half-precision log-probabilities.
@@ -354,6 +357,7 @@ class GRPOAlgorithm(Objective):
             ("teacher_logprobs", self.needs_teacher_logprobs, teacher_logprobs),
             ("divergence", self.needs_divergence, divergence),
             ("likely", self.needs_likely, likely),
+            ("observation_weights", self.needs_observations, observation_weights),
         ):
             if needed and tensor is None:
                 raise ValueError(f"this objective needs {name}: see the needs_* properties of GRPOAlgorithm.")
@@ -361,6 +365,7 @@ class GRPOAlgorithm(Objective):
         def masked(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.masked_fill(~mask, 0.0)
 
+        written = logprobs  # also of observations, where these are learned from
         logprobs, advantages = logprobs.masked_fill(~mask, 0.0), advantages.to(logprobs.dtype)
         distance = Stats()
         if teacher_logprobs is not None and self.needs_teacher_logprobs:
@@ -402,7 +407,13 @@ class GRPOAlgorithm(Objective):
         stats |= distance
         count = mask.sum()
         sums = {name: (value.detach().masked_fill(~mask, 0.0).sum(), count) for name, value in stats.items()}
-        return LossOutput(loss=(weights * total).masked_fill(~mask, 0.0).sum(), stats=sums)
+        loss = (weights * total).masked_fill(~mask, 0.0).sum()
+        if observation_weights is not None and self.needs_observations:
+            observed = observation_weights > 0
+            surprise = -written.masked_fill(~observed, 0.0)
+            loss = loss + self.observation_coef * (observation_weights * surprise).sum()
+            sums["observation/nll"] = (surprise.detach().sum(), observed.sum())
+        return LossOutput(loss=loss, stats=sums)
 
     def _token_losses(
         self, tokens: TokenBatch, log_ratio: Tensor, entropy_mask: Tensor | None, covariance_mask: Tensor | None

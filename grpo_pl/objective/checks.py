@@ -34,7 +34,7 @@ def _check_choices(a: Objective) -> None:
 
 _NOT_NEGATIVE = (
     *("beta", "epsilon_low", "epsilon_high", "std_eps", "entropy_coef", "covariance_kl_coef", "mismatch_min"),
-    *("distillation_coef", "anchor_coef"),
+    *("distillation_coef", "anchor_coef", "observation_coef"),
     *("vespo_k_positive", "vespo_lambda_positive", "vespo_k_negative", "vespo_lambda_negative"),
     *("entropy_coef_step", "entropy_coef_max"),
 )
@@ -223,6 +223,11 @@ def _teacher_rules(a: Objective) -> Rules:
             )
         if a.needs_covariance:
             yield f"covariance {a.covariance} is that of rewards' advantages, not of a teacher's: set covariance none."
+    if a.needs_observations and a.needs_divergence:
+        yield (
+            f"distillation {a.distillation} compares at the policy's tokens alone, and observation_coef asks for those "
+            "of observations: set supervision token and distillation none, or observation_coef 0."
+        )
     if not a.distillation_alone:
         return
     if _name(a.baseline) != "none" or a.scale != "none":

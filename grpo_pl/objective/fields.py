@@ -190,6 +190,11 @@ class Objective:
     covariance_kl_coef: float = 1.0
     """Weight of the penalty in covariance kl; it acts where a rollout is used for several updates."""
 
+    observation_coef: float = 0.0
+    """Weight of the cross-entropy on the tokens that the environment wrote between the policy's turns, their mean over
+    the batch: the policy learns to predict what its actions lead to (ECHO, arXiv:2605.24517, its lambda; prime-rl takes
+    0.1)."""
+
     samples: Literal["all", "correct"] = "all"
     """Completions in the loss: all, or only those that the correctness reward accepts (expert iteration, rejection
     sampling)."""
@@ -300,6 +305,11 @@ class Objective:
     def reweighs(self) -> bool:
         """The teacher multiplies the advantages of rewards."""
         return self.supervision == "token" and self.teacher_advantage == "reweigh"
+
+    @property
+    def needs_observations(self) -> bool:
+        """``loss`` wants ``observation_weights``, and log-probabilities of the tokens of observations as well."""
+        return self.observation_coef > 0
 
     @property
     def divergence_mix(self) -> float:

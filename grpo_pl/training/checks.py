@@ -229,6 +229,11 @@ def check_episodes(environment: Environment | None, algorithm: GRPOAlgorithm, re
                 "the group that it is compared with: set dynamic_sampling to false."
             )
         return
+    if algorithm.needs_observations:
+        raise ValueError(
+            f"algorithm.observation_coef is {algorithm.observation_coef}, but there is no model.environment whose "
+            "observations could be learned from: name one, or set it to 0."
+        )
     if algorithm.needs_turns:
         raise ValueError(
             "algorithm.supervision is turn, but there is no model.environment whose turns could be credited: name one, "

@@ -188,7 +188,7 @@ class ColdStart:
             return
         steps, batch_size, _ = self.size
         for step in range(min(steps, -(-count // batch_size))):
-            yield from (str(self._question(prompt)) for prompt in source.prompts(-1 - step, count=batch_size))
+            yield from (prompt.question for prompt in source.prompts(-1 - step, count=batch_size))
 
     def made(self, source: PromptSource, stage: Stage | None = None, first: int = 0) -> Iterator[list[Demonstration]]:
         """The source's own demonstrations, one step after the other from step ``first``."""

@@ -44,6 +44,7 @@ class Experience(Collected):
     ref_logprobs: Tensor | None  # (B, T)
     entropy_mask: Tensor | None  # (B, T)
     covariance_mask: Tensor | None = None  # (B, T)
+    observed: Tensor | None = None  # (P, G) tokens of observations, over the global batch
     teacher: TeacherScores | None = None
     """Scores by teachers, for an objective that distils."""
 
@@ -103,6 +104,7 @@ class ExperienceMaker:
             **vars(collected),
             statistics=statistics,
             lengths=lengths,
+            observed=self._grouped(rollout.lengths - rollout.action_lengths),
             values=values,
             truncated=truncated,
             first_row=mine.start,

@@ -128,6 +128,9 @@ class PolicyUpdate:
         device = experience.keep.device
         rows = rows.to(device)
         sequences, tokens = experience.statistics.totals(experience.lengths, rows)
+        observed = 0
+        if experience.observed is not None:
+            _, observed = experience.statistics.totals(experience.observed, rows)
         local = rows - experience.first_row
         local = local[(local >= 0) & (local < len(experience.keep))]
         local = local[experience.active[local]].sort().values  # rows of one prompt lie side by side, and share it
@@ -143,18 +146,30 @@ class PolicyUpdate:
             report(f"micro-batch {number + 1}/{rounds}")
             part = parts[number] if number < len(parts) else torch.zeros(1, dtype=torch.int64, device=device)
             weight = float(number < len(parts))
-            loss, stats = self._loss(policy, experience, part, weight, (sequences, tokens))
+            loss, stats = self._loss(policy, experience, part, weight, (sequences, tokens, observed))
             backward(loss * self.collective.world, number + 1 == rounds)  # gradients are averaged over ranks
             total += loss.detach().double()
             sums = _added(sums, stats)
         return self.collective.sum(total), sums
 
     def _loss(
-        self, policy: PreTrainedModel, experience: Experience, rows: Tensor, weight: float, totals: tuple[int, int]
+        self,
+        policy: PreTrainedModel,
+        experience: Experience,
+        rows: Tensor,
+        weight: float,
+        totals: tuple[int, int, int],
     ) -> tuple[Tensor, Sums]:
-        """One micro-batch's share of the loss, which is a sum over ranks, and its metrics; both times ``weight``."""
+        """One micro-batch's share of the loss, which is a sum over ranks, and its metrics; both times ``weight``.
+
+        Args:
+            totals: completions, tokens of the policy and tokens of observations in the optimiser step.
+        """
         part = rollout_rows(experience.rollout, rows)
-        mask = part["action_mask"]  # (b, t)
+        mask, observation_weights = part["action_mask"], None  # (b, t)
+        if self.algorithm.needs_observations:
+            observed = part["completion_mask"] & ~mask
+            part["action_mask"] = part["completion_mask"]  # they are scored as well
         width = mask.shape[1]
         teacher, taught = experience.teacher, None
         if teacher is not None and self.algorithm.needs_divergence:
@@ -162,6 +177,8 @@ class PolicyUpdate:
         top_ids = _cut(experience.rollout.top_ids, rows, width) if self.algorithm.needs_likely else None
         scores = update_scores(policy, **part, top_ids=top_ids, teacher=taught, temperature=self.temperature)
         logprobs, entropy = scores.logprobs, scores.entropy
+        if self.algorithm.needs_observations:
+            observation_weights = weight * observed.to(logprobs.dtype) / max(totals[2], 1)
         weights = self.algorithm.token_weights(
             mask,
             num_sequences=totals[0],
@@ -186,6 +203,7 @@ class PolicyUpdate:
             divergence=scores.divergence,
             taught=None if teacher is None or teacher.taught is None else teacher.taught[rows].unsqueeze(1),
             likely=_likely(scores, experience.rollout, rows, width),
+            observation_weights=observation_weights,
         )
         stats = {name: (weight * value, int(weight) * count) for name, (value, count) in output.stats.items()}
         return output.loss, stats

@@ -49,7 +49,7 @@ def test_a_preset_has_the_fields_of_the_table(file: Path) -> None:
 
 
 def test_the_table_and_the_help_have_every_preset() -> None:
-    assert len(FILES) == 28
+    assert len(FILES) == 29
     assert list(presets()) == [file.stem for file in FILES] == list(TABLE["beta"])
 
 

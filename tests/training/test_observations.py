@@ -1,0 +1,102 @@
+"""ECHO: what an environment wrote between the policy's turns is learned from, beside the objective of the actions."""
+
+import copy
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+sys.path.append(str(Path(__file__).parents[1] / "plugins"))
+
+from countdown_task import Down
+
+from grpo_pl.distributed.collective import Collective
+from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.rewards import EnvironmentReward, ExactReward
+from grpo_pl.rollout.episode_settings import EpisodeSettings
+from grpo_pl.training.checks import check_episodes
+from grpo_pl.training.experience import Experience
+from grpo_pl.training.microbatches import TokenBudget
+from grpo_pl.training.optimization import Optimization
+from grpo_pl.training.update import PolicyUpdate, UpdateResult
+from grpo_pl.types import Problem, PromptBatch
+
+BATCH = PromptBatch(
+    step=0, prompts=[Problem(id=i, question="", answer="", columns={"start": 3}) for i in (1, 2)], valid=[True] * 2
+)
+TEXTS = {1: [["1", "2"], ["1", "9"], ["x", "3"]], 2: [["1", "2"]] * 3}
+"""The second group has equal rewards, so that GRPO alone learns nothing from it."""
+ECHO = GRPOAlgorithm(group_size=3, beta=0.0, observation_coef=0.1)
+
+
+@pytest.fixture
+def experience(make_experience: Callable[..., Experience]) -> Experience:
+    return make_experience(
+        TEXTS,
+        batch=BATCH,
+        rewards=[EnvironmentReward(correctness=True)],
+        algorithm=ECHO,
+        max_completion_length=4,
+        environment=Down(isolation="thread"),
+        episodes=EpisodeSettings(max_turns=3),
+    )
+
+
+def _moved(
+    policy: PreTrainedModel, experience: Experience, algorithm: GRPOAlgorithm, max_tokens: int
+) -> tuple[torch.Tensor, UpdateResult]:
+    ours = copy.deepcopy(policy)
+    update = PolicyUpdate(
+        algorithm=algorithm,
+        optimization=Optimization(max_grad_norm=0.0),
+        temperature=1.0,
+        max_completion_length=12,
+        budget=TokenBudget(configured=max_tokens),
+        seed=0,
+        collective=Collective(),
+        report=lambda *_: None,
+    )
+    result = update.run(ours, torch.optim.SGD(ours.parameters(), lr=1.0), experience, lambda loss, _: loss.backward())
+    pairs = zip(policy.parameters(), ours.parameters(), strict=True)
+    return torch.cat([(b - a).detach().flatten() for a, b in pairs]), result
+
+
+@pytest.mark.parametrize("max_tokens", [40, 1000])
+def test_the_step_adds_the_mean_cross_entropy_of_all_observations(
+    experience: Experience, tiny_policy: PreTrainedModel, max_tokens: int
+) -> None:
+    """By a loop over the tokens of each episode; two micro-batches or many, the gradient is the same."""
+    rollout, total, count = experience.rollout, torch.zeros(()), 0
+    for row in range(6):
+        prompt = rollout.prompt_ids[row][rollout.prompt_mask[row]]
+        ids = rollout.completion_ids[row][rollout.completion_mask[row]]
+        logits = tiny_policy(input_ids=torch.cat([prompt, ids]).unsqueeze(0)).logits[0]
+        for place, token in enumerate(ids.tolist()):
+            if not rollout.action_mask[row, place]:
+                total = total - logits[len(prompt) - 1 + place].log_softmax(-1)[token]
+                count += 1
+    gradient = torch.autograd.grad(total / count, list(tiny_policy.parameters()), allow_unused=True)
+    pairs = zip(gradient, tiny_policy.parameters(), strict=True)
+    flat = torch.cat([torch.zeros_like(p).flatten() if g is None else g.flatten() for g, p in pairs])
+    experience = replace(experience, active=torch.ones_like(experience.active))
+    with_echo, result = _moved(tiny_policy, experience, ECHO, max_tokens)
+    without, _ = _moved(tiny_policy, experience, replace(ECHO, observation_coef=0.0), max_tokens)
+    assert count >= 6
+    assert ((with_echo - without + 0.1 * flat).norm() / (0.1 * flat).norm()).item() < 1e-4
+    summed, tokens = result.sums["observation/nll"]
+    assert (float(summed), int(tokens)) == (pytest.approx(total.item(), rel=1e-5), count)
+
+
+def test_episodes_of_equal_rewards_are_forwarded_for_their_observations(experience: Experience) -> None:
+    assert experience.active.all()
+    assert not experience.advantages[3:].any()
+    assert not replace(ECHO, observation_coef=0.0).needs_observations
+
+
+def test_observations_need_an_environment() -> None:
+    with pytest.raises(ValueError, match=r"observation_coef is 0\.1, but there is no model\.environment"):
+        check_episodes(None, ECHO, [ExactReward(correctness=True)])
