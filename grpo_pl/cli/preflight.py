@@ -95,8 +95,10 @@ def check_start(
     _check_splits(data, say)
     if module.cold_start is not None:
         code_hashes(data.source, module.stage)  # of what was imported: it may be edited before the cold start
-    if module.cold_start is not None and not data.allow_overlap:
-        _check_demonstrations(module.cold_start, data, say)
+    shown = [] if module.demonstrations is None else [module.demonstrations.shown]
+    for cold_start in [*([] if module.cold_start is None else [module.cold_start]), *shown]:
+        if not data.allow_overlap:
+            _check_demonstrations(cold_start, data, say)
     if derived:
         say(table(derived))
 

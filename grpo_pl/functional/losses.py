@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +20,7 @@ Surrogate = Literal[
 Mismatch = Literal[
     "none", "truncate_token", "truncate_sequence", "mask_token", "mask_sequence", "reject_geometric", "seq_mask_tis",
 ]  # fmt: skip
+DemonstrationWeighting = Literal["equal", "uncertain"]
 
 
 @dataclass(frozen=True)
@@ -265,3 +267,32 @@ def mismatch_weights(
         kept = ((rho >= low) & (rho <= high)).to(rho.dtype)
         return kept if mode == "reject_geometric" else kept * of_tokens
     return torch.ones_like(rho)
+
+
+def demonstration_losses(logprobs: Tensor, *, weighting: DemonstrationWeighting) -> Tensor:
+    """−φ · log π of the tokens of demonstrations, any shape; φ is a weight without gradient.
+
+    equal: φ = 1, the negative log-likelihood. uncertain: φ = π (1 − π), which is largest where the policy is undecided
+    and leaves out what it knows already and what it finds impossible.
+
+    Raises:
+        ValueError: there is no weighting of that name.
+
+    Source: CHORD, arXiv:2508.11408, CHORD-μ and CHORD-φ, as in ms-swift's ``compute_chord_loss``.
+    """
+    check_choice("weighting", weighting, DemonstrationWeighting)
+    if weighting == "equal":
+        return -logprobs
+    probabilities = logprobs.detach().exp()
+    return -probabilities * (1 - probabilities) * logprobs
+
+
+def demonstration_share(rollout: int, *, first: float, last: float, decay_rollouts: int) -> float:
+    """μ of a rollout: ``first``, falling by half a cosine over ``decay_rollouts`` to ``last``; (1 − μ) is left to the
+    objective.
+
+    Source: CHORD, arXiv:2508.11408; ms-swift's ``mu_schedule_function`` without a warm-up.
+    """
+    if rollout >= decay_rollouts:
+        return last
+    return last + (first - last) * 0.5 * (1 + math.cos(math.pi * rollout / decay_rollouts))

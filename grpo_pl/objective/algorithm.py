@@ -146,12 +146,13 @@ class GRPOAlgorithm(Objective):
                 raise ValueError("samples: correct needs `correct`: mark one reward with correctness: true.")
             keep = keep & correct
         scaled = scaled.masked_fill(~keep, 0.0)
+        final = self.supervision == "outcome" or self.reweighs  # a token's advantage is 0 where its completion's is
         return Advantages(
             rewards=rewards.to(values.dtype),
             valid=valid,
             advantages=scaled.to(values.dtype),
             keep=keep,
-            active=keep & (lengths > 0) & ((scaled != 0) | (not self.skips_zeros or self.supervision != "outcome")),
+            active=keep & (lengths > 0) & ((scaled != 0) | (not self.skips_zeros or not final)),
             informative=adv.informative_groups(signal, valid),
         )
 
@@ -275,6 +276,12 @@ class GRPOAlgorithm(Objective):
         taught = self.needs_teacher and not self.reweighs
         other_terms = own or self.kl_in_loss or self.needs_entropy or self.covariance == "kl" or taught
         return self.skip_zero_advantage and not (other_terms or self.anchor_coef > 0 or self.needs_observations)
+
+    def demonstration_share(self, rollout: int) -> float:
+        """The share of demonstrations in the loss of a rollout."""
+        decay, last = self.demonstration_decay_rollouts, self.demonstration_coef_final
+        last = last if decay else self.demonstration_coef
+        return losses.demonstration_share(rollout, first=self.demonstration_coef, last=last, decay_rollouts=decay)
 
     # --- once per micro-batch -------------------------------------------------------------------------------
 

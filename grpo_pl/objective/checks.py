@@ -90,6 +90,11 @@ def _check_ranges(a: Objective) -> None:
         raise ValueError(
             f"distillation_mix must lie in (0, 1), got {a.distillation_mix}; the ends are forward_kl and reverse_kl."
         )
+    for name in ("demonstration_coef", "demonstration_coef_final"):
+        if not 0 <= getattr(a, name) <= 1:
+            raise ValueError(f"{name} is a share of the loss, in [0, 1], got {getattr(a, name)}.")
+    if a.demonstration_decay_rollouts < 0:
+        raise ValueError(f"demonstration_decay_rollouts must be 0 or more, got {a.demonstration_decay_rollouts}.")
     if not 0 < a.teacher_rate <= 1:
         raise ValueError(f"teacher_rate must lie in (0, 1], 1 being a copy, got {a.teacher_rate}.")
     if not 0 <= a.teacher_clip < 1:
@@ -303,6 +308,10 @@ def _loss_rules(a: Objective) -> Rules:
             yield "surrogate nll imitates whatever it is given: set samples correct."
         if a.baseline != "none" or a.scale != "none" or a.supervision != "outcome":
             yield "surrogate nll ignores advantages: set baseline none, scale none and supervision outcome."
+    if a.demonstration_coef_final > 0 and a.demonstration_decay_rollouts == 0:
+        yield "demonstration_coef_final is the share after a decay: set demonstration_decay_rollouts, or it to 0."
+    if a.demonstration_decay_rollouts > 0 and not a.needs_demonstrations:
+        yield "demonstration_decay_rollouts lowers demonstration_coef, which is 0: set it above 0."
     if a.needs_sequence_kl and a.kl_estimator != "k1":
         yield f"kl_placement reward sums k1 over the completion: set kl_estimator k1, not {a.kl_estimator}."
     if a.surrogate == "nll" and a.needs_sequence_kl:

@@ -8,7 +8,7 @@ from typing import Literal
 from grpo_pl.functional.advantages import Baseline, Scale
 from grpo_pl.functional.covariance import CovarianceControl
 from grpo_pl.functional.kl import Estimator
-from grpo_pl.functional.losses import Aggregation, Mismatch, RatioLevel, Surrogate
+from grpo_pl.functional.losses import Aggregation, DemonstrationWeighting, Mismatch, RatioLevel, Surrogate
 from grpo_pl.functional.turn_credit import EpisodeStatistics
 from grpo_pl.objective.custom import AdvantageEstimator, SurrogateObjective
 
@@ -195,6 +195,17 @@ class Objective:
     the batch: the policy learns to predict what its actions lead to (ECHO, arXiv:2605.24517, its lambda; prime-rl takes
     0.1)."""
 
+    demonstration_coef: float = 0.0
+    """Share mu in (1 - mu) times the loss plus mu times the negative log-likelihood of model.demonstrations, their mean
+    over tokens; at the start, if demonstration_decay_rollouts is above 0 (CHORD, arXiv:2508.11408)."""
+    demonstration_coef_final: float = 0.0
+    """The share after demonstration_decay_rollouts."""
+    demonstration_decay_rollouts: int = 0
+    """Rollouts over which the share falls, by half a cosine; 0 keeps it."""
+    demonstration_weighting: DemonstrationWeighting = "equal"
+    """Weight of a demonstration's token: equal, or uncertain: pi (1 - pi), so that what is known already and what seems
+    impossible count little (CHORD-phi)."""
+
     samples: Literal["all", "correct"] = "all"
     """Completions in the loss: all, or only those that the correctness reward accepts (expert iteration, rejection
     sampling)."""
@@ -310,6 +321,11 @@ class Objective:
     def needs_observations(self) -> bool:
         """``loss`` wants ``observation_weights``, and log-probabilities of the tokens of observations as well."""
         return self.observation_coef > 0
+
+    @property
+    def needs_demonstrations(self) -> bool:
+        """Each optimiser step also learns from demonstrations."""
+        return self.demonstration_coef > 0
 
     @property
     def divergence_mix(self) -> float:

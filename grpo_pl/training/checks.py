@@ -52,6 +52,7 @@ def check_parts(
     *,
     teachers: Mapping[str, TeacherConfig],
     privileged: PrivilegedText | None,
+    demonstrated: bool,
     environment: Environment | None,
     cold_start: ColdStart | None,
     in_parts: bool,
@@ -60,8 +61,14 @@ def check_parts(
     """Refuses fields of a run that contradict each other.
 
     Args:
+        demonstrated: there are demonstrations to learn from beside the rollouts.
         in_parts: long completions take several steps.
     """
+    if demonstrated != algorithm.needs_demonstrations:
+        raise ValueError(
+            f"model.algorithm.demonstration_coef is {algorithm.demonstration_coef}, and model.demonstrations "
+            f"{'given' if demonstrated else 'null'}: they belong together, so set both, or 0 and null."
+        )
     check_rewards(rewards, steps_needed=algorithm.needs_step_rewards)
     check_episodes(environment, algorithm, rewards)
     check_teachers(teachers, algorithm, temperature=sampling.temperature)

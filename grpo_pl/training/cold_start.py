@@ -192,7 +192,7 @@ class ColdStart:
 
     def made(self, source: PromptSource, stage: Stage | None = None, first: int = 0) -> Iterator[list[Demonstration]]:
         """The source's own demonstrations, one step after the other from step ``first``."""
-        return map(partial(self._from_source, source, stage), range(first, self.size[0]))
+        return map(partial(self.from_source, source, stage), range(first, self.size[0]))
 
     def _batches(
         self, template: PromptTemplate, source: PromptSource, tokenizer: Any, stage: Stage | None, first: int = 0
@@ -234,7 +234,8 @@ class ColdStart:
             )
         return asked
 
-    def _from_source(self, source: PromptSource, stage: Stage | None, step: int) -> list[Demonstration]:
+    def from_source(self, source: PromptSource, stage: Stage | None, step: int) -> list[Demonstration]:
+        """The source's own demonstrations of a step."""
         rng = random.Random(row_key(self.seed, "cold_start", step))
         shown = []
         for prompt in source.prompts(-1 - step, count=self.size[1]):  # steps below 0 are never rolled out

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any, cast
 
@@ -40,6 +41,7 @@ from grpo_pl.training import checks
 from grpo_pl.training.cold_start import ColdStart
 from grpo_pl.training.collect import pass_rates
 from grpo_pl.training.defaults import Derived, derive, run_facts, unset_fields, with_values
+from grpo_pl.training.demonstrated import Demonstrated, DemonstrationBatches
 from grpo_pl.training.experience import Experience, ExperienceMaker
 from grpo_pl.training.frozen_models import Reference, Teachers, check_sources, check_tokenizers, teacher_configs
 from grpo_pl.training.hooks import StepCallback
@@ -68,6 +70,7 @@ class GRPOModule(PolicyModule):
         teacher: a frozen model whose distributions the policy learns from, where the objective asks for one.
         teachers: one for each part of a mixture instead, by name.
         privileged: what the policy reads besides the question where it is its own teacher.
+        demonstrations: demonstrations to learn from beside the rollouts, where the objective asks for them.
         environment: what the policy acts in, turn by turn; null asks for completions of a single turn.
         episodes: limits of the episodes that are played in the environment.
         engine: what draws completions; null takes the native engine.
@@ -92,6 +95,7 @@ class GRPOModule(PolicyModule):
         teacher: TeacherConfig | None = None,
         teachers: dict[str, TeacherConfig] | None = None,
         privileged: PrivilegedText | None = None,
+        demonstrations: DemonstrationBatches | None = None,
         environment: Environment | None = None,
         episodes: EpisodeSettings = EpisodeSettings(),  # noqa: B008 - frozen
         engine: RolloutEngine | None = None,
@@ -113,6 +117,7 @@ class GRPOModule(PolicyModule):
             sampling,
             teachers=teachers_by_source,
             privileged=privileged,
+            demonstrated=demonstrations is not None,
             environment=environment,
             cold_start=cold_start,
             in_parts=partial_rollouts is not None,
@@ -136,7 +141,7 @@ class GRPOModule(PolicyModule):
         self.budget = TokenBudget(configured=max_tokens_per_microbatch)
         self.teacher_configs = teachers_by_source
         """By source; used where the objective asks for a teacher."""
-        self.privileged = privileged
+        self.privileged, self.demonstrations = privileged, demonstrations
         self._default_engine = self.engine if engine is None else None
         self._configured_mismatch = algorithm.mismatch
         self._reference: Reference | None = None
@@ -385,6 +390,7 @@ class GRPOModule(PolicyModule):
         """Advantage → loss → update."""
         optimizer = cast(torch.optim.Optimizer, self.optimizers())
         self.optimization.configure(optimizer, rollout=experience.samples.step, total=self._data.steps)
+        step = experience.samples.step
         update = PolicyUpdate(
             algorithm=self._entropy_control.objective(self.algorithm),
             optimization=self.optimization,
@@ -394,11 +400,20 @@ class GRPOModule(PolicyModule):
             seed=self.seed,
             collective=self.collective,
             report=self._report,
+            demonstrated=None if self.demonstrations is None else partial(self._demonstrated, step),
+            pad_token_id=int(self.tokenizer.pad_token_id),
         )
         result = update.run(self.require_policy(), optimizer, experience, self._backward)
         if self.algorithm.entropy_target is not None:
             self._entropy_control.observe(self.algorithm, self.collective.ratios(result.sums).get("entropy"))
         return result
+
+    def _demonstrated(self, rollout: int, number: int) -> Demonstrated:
+        """The demonstrations of one optimiser step of a rollout."""
+        assert self.demonstrations is not None
+        number += rollout * self.algorithm.num_iterations * self.algorithm.num_minibatches
+        examples = self.demonstrations.examples(number, self._data.source, self.sampler.dialogue, self.stage)
+        return Demonstrated(examples=examples, share=self.algorithm.demonstration_share(rollout))
 
     def _backward(self, loss: Tensor, last: bool) -> None:
         """Adds gradients. Those of other processes join in the last micro-batch of an optimiser step, or, where whole

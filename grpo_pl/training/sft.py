@@ -119,6 +119,14 @@ def _optimizers(
 
 def demonstration_loss(model: PreTrainedModel, batch: Sequence[Example], *, pad_token_id: int) -> Tensor:
     """−Σ log π(token) / number of tokens, over the tokens of the batch that the policy is to write; a scalar."""
+    logprobs, written = demonstration_logprobs(model, batch, pad_token_id=pad_token_id)
+    return -(logprobs * written).sum() / written.sum()
+
+
+def demonstration_logprobs(
+    model: PreTrainedModel, batch: Sequence[Example], *, pad_token_id: int
+) -> tuple[Tensor, Tensor]:
+    """log π of the tokens of completions, and a mask of those that the policy is to write; both (B, T)."""
     device = model.device
     prompt_ids, prompt_mask = pad_left([each.prompt for each in batch], pad_token_id)  # (B, S)
     flipped_ids, flipped_mask = pad_left([each.completion[::-1] for each in batch], pad_token_id)
@@ -133,4 +141,4 @@ def demonstration_loss(model: PreTrainedModel, batch: Sequence[Example], *, pad_
         completion_mask=completion_mask,
         temperature=1.0,
     )
-    return -(logprobs * written).sum() / written.sum()
+    return logprobs, written

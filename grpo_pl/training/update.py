@@ -15,6 +15,7 @@ from grpo_pl.functional.sampling import row_key
 from grpo_pl.functional.trust_region import LikelyTokens
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.logprobs import UpdateScores, update_scores
+from grpo_pl.training.demonstrated import Demonstrated
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.microbatches import TokenBudget, rollout_rows
 from grpo_pl.training.optimization import Optimization
@@ -65,6 +66,9 @@ class PolicyUpdate:
     seed: int
     collective: Collective
     report: ProgressCallback
+    demonstrated: Callable[[int], Demonstrated] | None = None
+    """The demonstrations of an optimiser step of the rollout, by its number."""
+    pad_token_id: int = 0
 
     def run(
         self,
@@ -83,7 +87,8 @@ class PolicyUpdate:
         for number, rows in enumerate(self._minibatches(experience)):
             self.report("update", number, steps)
             report = partial(self.report, "update", number, steps)
-            accumulate = partial(self._accumulate, policy, optimizer, experience, rows, backward, report)
+            shown = None if self.demonstrated is None else self.demonstrated(number)
+            accumulate = partial(self._accumulate, policy, optimizer, experience, rows, backward, report, shown)
             with stopwatch(seconds, "backward"):
                 found = self.budget.within_memory(accumulate, experience.rollout, self.collective)
             if found is None:
@@ -121,6 +126,7 @@ class PolicyUpdate:
         rows: Tensor,
         backward: Backward,
         report: Callable[[str], None],
+        shown: Demonstrated | None = None,
     ) -> tuple[Tensor, Sums] | None:
         """Gradients of one optimiser step, from the start; its loss over all ranks and the metrics of this rank, or
         None if nothing carries a gradient."""
@@ -139,17 +145,34 @@ class PolicyUpdate:
         parts = [part for share in shares for part in self.budget.cut(experience.rollout, share, policy)]
         # every rank makes equally many forwards and backwards, or collectives inside them would hang
         rounds = self.collective.max(len(parts), device)
-        if rounds == 0:
+        examples = [] if shown is None else shown.parts(self.budget.tokens or 1, self.collective)
+        further = 0 if shown is None else self.collective.max(len(examples), device)
+        if rounds + further == 0:
             return None
+        own = 1.0 if shown is None else 1.0 - shown.share
         total, sums = torch.zeros((), device=device, dtype=torch.float64), Sums()
         for number in range(rounds):
             report(f"micro-batch {number + 1}/{rounds}")
             part = parts[number] if number < len(parts) else torch.zeros(1, dtype=torch.int64, device=device)
             weight = float(number < len(parts))
             loss, stats = self._loss(policy, experience, part, weight, (sequences, tokens, observed))
-            backward(loss * self.collective.world, number + 1 == rounds)  # gradients are averaged over ranks
+            loss = own * loss
+            last = number + 1 == rounds + further
+            backward(loss * self.collective.world, last)  # gradients are averaged over ranks
             total += loss.detach().double()
             sums = _added(sums, stats)
+        if shown is not None:
+            for number in range(further):
+                report(f"demonstrations {number + 1}/{further}")
+                some, weight = (
+                    examples[number] if number < len(examples) else shown.examples[:1],
+                    number < len(examples),
+                )
+                found, stats = shown.loss(policy, some, self.algorithm, pad_token_id=self.pad_token_id)
+                loss = shown.share * weight * found
+                backward(loss * self.collective.world, number + 1 == further)
+                total += loss.detach().double()
+                sums = _added(sums, {name: (weight * value, weight * count) for name, (value, count) in stats.items()})
         return self.collective.sum(total), sums
 
     def _loss(
@@ -210,9 +233,11 @@ class PolicyUpdate:
 
 
 def _added(sums: Sums, more: Sums) -> Sums:
-    if not sums:
-        return more
-    return {name: (value + more[name][0], count + more[name][1]) for name, (value, count) in sums.items()}
+    """The sums of both, also of a metric that only one of them has."""
+    joined = dict(sums)
+    for name, (value, count) in more.items():
+        joined[name] = (sums[name][0] + value, sums[name][1] + count) if name in sums else (value, count)
+    return joined
 
 
 def _likely(scores: UpdateScores, rollout: Rollout, rows: Tensor, width: int) -> LikelyTokens | None:

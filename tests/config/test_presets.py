@@ -49,7 +49,7 @@ def test_a_preset_has_the_fields_of_the_table(file: Path) -> None:
 
 
 def test_the_table_and_the_help_have_every_preset() -> None:
-    assert len(FILES) == 29
+    assert len(FILES) == 30
     assert list(presets()) == [file.stem for file in FILES] == list(TABLE["beta"])
 
 
@@ -59,7 +59,8 @@ def test_a_preset_file_names_itself_and_says_what_differs_and_no_more() -> None:
     for file in FILES:
         model = yaml.safe_load(file.read_text())["model"]
         before = ["rewards+"] if file.stem == "grpo_process" else []  # it needs a reward that scores steps
-        after = ["privileged"] if GRPOAlgorithm(**preset_fields(file.stem)).teaches_itself else []
+        algorithm = GRPOAlgorithm(**preset_fields(file.stem))
+        after = ["privileged"] * algorithm.teaches_itself + ["demonstrations"] * algorithm.needs_demonstrations
         assert list(model) == [*before, "algorithm", *after], file
         named, *own = model["algorithm"].items()
         assert named == ("preset", file.stem)

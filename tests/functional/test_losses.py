@@ -231,6 +231,30 @@ def test_a_sequence_is_masked_by_its_geometric_mean_and_its_tokens_keep_their_ow
     assert weights[0, 0] == pytest.approx(4.0) and (weights[1:][mask[1:]] == 0).all()
 
 
+# --- demonstrations -----------------------------------------------------------------------------------------
+
+
+def test_an_uncertain_token_of_a_demonstration_counts_most():
+    """CHORD-phi, number by number, and its gradient, which the weight has no part in."""
+    probabilities = [0.5, 0.99, 0.01, 0.3]
+    logprobs = torch.tensor(probabilities, dtype=torch.float64).log().requires_grad_()
+    for weighting in ("equal", "uncertain"):
+        found = losses.demonstration_losses(logprobs, weighting=weighting)
+        weights = [1.0 if weighting == "equal" else p * (1 - p) for p in probabilities]
+        pairs = zip(weights, probabilities, strict=True)
+        assert found.tolist() == pytest.approx([-w * math.log(p) for w, p in pairs], rel=1e-12)
+        (slope,) = torch.autograd.grad(found.sum(), logprobs)
+        assert slope.tolist() == pytest.approx([-w for w in weights], rel=1e-12)
+    with pytest.raises(ValueError, match=r"weighting is .*equal, uncertain"):
+        losses.demonstration_losses(logprobs, weighting="phi")
+
+
+def test_the_share_of_demonstrations_falls_by_half_a_cosine():
+    given = {"first": 0.9, "last": 0.1, "decay_rollouts": 4}
+    expected = [0.9, 0.1 + 0.8 * (0.5 + math.sqrt(0.125)), 0.5, 0.1 + 0.8 * (0.5 - math.sqrt(0.125)), 0.1, 0.1]
+    assert [losses.demonstration_share(n, **given) for n in range(6)] == pytest.approx(expected)
+
+
 # --- names and far ratios -----------------------------------------------------------------------------------
 
 EPSILONS = {"epsilon_low": 0.2, "epsilon_high": 0.2}

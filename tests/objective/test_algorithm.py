@@ -148,6 +148,7 @@ def our_gradient(algorithm: GRPOAlgorithm, batch: Batch, parts=None, dtype=torch
                 covariance_mask=None if chosen is None else chosen[index, :width],
                 teacher_logprobs=batch.ref.to(dtype)[index, :width],
                 divergence=stand_in(leaf, batch.ref.to(dtype))[index, :width] if algorithm.needs_divergence else None,
+                observation_weights=torch.zeros_like(mask, dtype=dtype),  # these completions have one turn
             ).loss
         )
     return total.detach(), torch.autograd.grad(total, leaf)[0]
@@ -399,6 +400,7 @@ def test_skipping_rows_without_advantage_does_not_change_the_gradient(name):
     needs_its_rows = (
         algorithm.beta > 0
         or (algorithm.needs_teacher and not algorithm.reweighs)
+        or algorithm.needs_observations
         or algorithm.covariance == "kl"
         or name in ("expert_iteration", "grpo_process", "turn_returns")
     )
@@ -438,6 +440,7 @@ def test_what_is_masked_does_not_matter(name, changes):
             ref_logprobs=ref, entropy=entropy, sampling_logprobs=drawn,
             covariance_mask=chosen_tokens(algorithm, batch, result, advantages), teacher_logprobs=ref,
             divergence=torch.where(batch.mask, stand_in(leaf.masked_fill(~batch.mask, 0.0), batch.ref), dirt),
+            observation_weights=torch.zeros_like(leaf),
         )  # fmt: skip
         gradients.append(torch.autograd.grad(output.loss, leaf)[0])
         assert all(torch.isfinite(value) for value, _ in output.stats.values())
@@ -625,7 +628,7 @@ def test_token_level_losses_may_be_computed_from_a_flat_list_of_tokens(name):
     loss = algorithm.loss(
         logprobs=logprobs, old_logprobs=old, advantages=advantages, mask=torch.ones_like(old, dtype=torch.bool),
         weights=weights, ref_logprobs=ref, sampling_logprobs=old, teacher_logprobs=ref,
-        divergence=stand_in(logprobs, ref),
+        divergence=stand_in(logprobs, ref), observation_weights=torch.zeros_like(old),
         covariance_mask=None if chosen is None else chosen[keep].unsqueeze(0),
     ).loss  # fmt: skip
     assert loss.item() == pytest.approx(our_gradient(algorithm, batch)[0].item(), rel=1e-10)
@@ -802,6 +805,12 @@ def test_the_anchor_adds_the_squared_log_ratio_to_what_drew_the_tokens():
     assert output.stats["sampling/anchor"][0].item() == pytest.approx(0.04 + 0.25 + 0.09)
     assert algorithm.needs_sampling_logprobs and not algorithm.skips_zeros
     assert GRPOAlgorithm(anchor_coef=0.1).needs_sampling_logprobs and not GRPOAlgorithm().needs_sampling_logprobs
+
+
+def test_the_share_of_demonstrations_stays_unless_it_decays():
+    assert [GRPOAlgorithm(demonstration_coef=0.3).demonstration_share(n) for n in (0, 9)] == [0.3, 0.3]
+    assert [preset("chord").demonstration_share(n) for n in (0, 200)] == [0.9, 0.05]
+    assert preset("chord").needs_demonstrations and not GRPOAlgorithm().needs_demonstrations
 
 
 def test_no_ratio_without_update_means_policy_gradient():

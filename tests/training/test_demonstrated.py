@@ -1,0 +1,137 @@
+"""CHORD: each optimiser step is one on the objective and on demonstrations, in the shares that are asked for."""
+
+import copy
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
+from grpo_pl.distributed.collective import Collective
+from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.policy.dialogue import Dialogue
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.training.demonstrated import Demonstrated, DemonstrationBatches
+from grpo_pl.training.experience import Experience
+from grpo_pl.training.microbatches import TokenBudget
+from grpo_pl.training.optimization import Optimization
+from grpo_pl.training.sft import Example
+from grpo_pl.training.update import PolicyUpdate, UpdateResult
+from grpo_pl.types import Problem, PromptBatch
+
+BATCH = PromptBatch(step=3, prompts=[Problem(id=i, question="?" * i, answer="7") for i in (1, 2)], valid=[True] * 2)
+TEXTS = {1: ["7", "77", "712345"], 2: ["55", "7", "5"]}
+CHORD = GRPOAlgorithm(group_size=3, beta=0.0, demonstration_coef=0.3)
+
+
+@dataclass(kw_only=True)
+class Same(Reward):
+    """1 for the gold answer alone."""
+
+    name: str = "same"
+
+    def __call__(self, completions: Sequence[str], answers: Sequence[str], columns: Any) -> list[Score]:
+        return [Score.of(float(text == answer)) for text, answer in zip(completions, answers, strict=True)]
+
+
+@pytest.fixture
+def experience(make_experience: Callable[..., Experience]) -> Experience:
+    rewards = [Same(correctness=True)]
+    return make_experience(TEXTS, batch=BATCH, rewards=rewards, algorithm=CHORD, max_completion_length=6)
+
+
+def _examples(tokenizer: PreTrainedTokenizerBase) -> list[Example]:
+    shown = [("1+1=", "2"), ("12+3=", "fifteen"), ("4=", "4!"), ("5", "555"), ("6+6+6=", "18")]
+    eos = int(tokenizer.eos_token_id)
+    pairs = [(tokenizer(asked).input_ids, [*tokenizer(said).input_ids, eos]) for asked, said in shown]
+    return [Example(prompt, ids, [True] * len(ids)) for prompt, ids in pairs]
+
+
+def _moved(
+    policy: PreTrainedModel,
+    experience: Experience,
+    algorithm: GRPOAlgorithm,
+    shown: Demonstrated | None,
+    max_tokens: int = 1000,
+) -> tuple[torch.Tensor, UpdateResult]:
+    ours = copy.deepcopy(policy)
+    update = PolicyUpdate(
+        algorithm=algorithm,
+        optimization=Optimization(max_grad_norm=0.0),
+        temperature=1.0,
+        max_completion_length=6,
+        budget=TokenBudget(configured=max_tokens),
+        seed=0,
+        collective=Collective(),
+        report=lambda *_: None,
+        demonstrated=None if shown is None else lambda number: shown,
+    )
+    result = update.run(ours, torch.optim.SGD(ours.parameters(), lr=1.0), experience, lambda loss, _: loss.backward())
+    pairs = zip(policy.parameters(), ours.parameters(), strict=True)
+    return torch.cat([(b - a).detach().flatten() for a, b in pairs]), result
+
+
+@pytest.mark.parametrize("weighting", ["equal", "uncertain"])
+@pytest.mark.parametrize("max_tokens", [30, 1000])
+def test_a_step_is_the_sum_of_both_losses_in_their_shares(
+    experience: Experience,
+    tiny_policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    weighting: Any,
+    max_tokens: int,
+) -> None:
+    """The demonstrations by a loop over their tokens, without padding and micro-batches."""
+    examples, total, count, nll = _examples(tokenizer), torch.zeros(()), 0, 0.0
+    for prompt, completion, _ in examples:
+        logits = tiny_policy(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 :]
+        for row, token in zip(logits, completion, strict=False):
+            logprob = row.log_softmax(-1)[token]
+            p = float(logprob.detach().exp())
+            total = total - (1.0 if weighting == "equal" else p * (1 - p)) * logprob
+            count, nll = count + 1, nll - float(logprob.detach())
+    gradient = torch.autograd.grad(total / count, list(tiny_policy.parameters()), allow_unused=True)
+    pairs = zip(gradient, tiny_policy.parameters(), strict=True)
+    shown = torch.cat([torch.zeros_like(p).flatten() if g is None else g.flatten() for g, p in pairs])
+    algorithm = replace(CHORD, demonstration_weighting=weighting)
+    moved, result = _moved(tiny_policy, experience, algorithm, Demonstrated(examples=examples, share=0.3), max_tokens)
+    alone, of_rewards = _moved(tiny_policy, experience, algorithm, None)
+    expected = 0.7 * alone - 0.3 * shown
+    assert ((moved - expected).norm() / expected.norm()).item() < 1e-5
+    assert result.losses == pytest.approx([0.7 * of_rewards.losses[0] + 0.3 * (total / count).item()], rel=1e-5)
+    summed, tokens = result.sums["demonstration/nll"]
+    assert (float(summed), int(tokens)) == (pytest.approx(nll, rel=1e-5), count)
+
+
+def test_demonstrations_are_learned_from_where_no_completion_is(
+    experience: Experience, tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    nothing = replace(experience, active=torch.zeros_like(experience.active))
+    moved, result = _moved(tiny_policy, nothing, CHORD, Demonstrated(examples=_examples(tokenizer), share=0.3))
+    assert moved.any() and len(result.losses) == 1
+    assert not _moved(tiny_policy, nothing, CHORD, None)[0].any()
+
+
+def test_processes_share_the_demonstrations_and_each_has_its_own_step(tokenizer: PreTrainedTokenizerBase) -> None:
+    examples = _examples(tokenizer)
+    shown = Demonstrated(examples=examples, share=0.5)
+    halves = [shown.parts(1000, Collective(rank=rank, world=2)) for rank in (0, 1)]
+    assert [example for half in halves for part in half for example in part] == examples[::2] + examples[1::2]
+    assert [len(part) for part in shown.parts(26, Collective())] == [2, 2, 1]
+
+
+def test_the_batch_of_a_step_follows_from_its_number(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    source, dialogue = ArithmeticPrompts(digits=2), Dialogue(template=PromptTemplate(), tokenizer=tokenizer)
+    file = tmp_path / "shown.jsonl"
+    file.write_text("".join(json.dumps({"prompt": str(i), "completion": f"<{i}>"}) + "\n" for i in range(9)))
+    for batches in (DemonstrationBatches(batch_size=4), DemonstrationBatches(batch_size=4, file=str(file))):
+        first, again, later = (batches.examples(number, source, dialogue) for number in (5, 5, 6))
+        assert first == again != later and len(first) == 4
+        assert all(all(each.written) and each.completion[-1] == tokenizer.eos_token_id for each in first)
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        DemonstrationBatches(batch_size=0)
