@@ -176,7 +176,7 @@ def by_the_servers_batch(model: PreTrainedModel, request: Request) -> Tensor:
             tokens |= {sequence: [] for sequence in batch.add(prompt, row_keys([keys]), options)}
         for _ in range(2):
             for drawn in batch.step():
-                tokens[drawn.sequence].append(drawn.token)
+                tokens[drawn.sequence] += drawn.tokens
     return torch.tensor(list(tokens.values()))
 
 

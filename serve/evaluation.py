@@ -29,6 +29,7 @@ from serve.weights import Weights
 from serve.worker_client import Deadline
 
 _MOST_COMPLETIONS = 16_384
+_TOKENS = 16  # of a completion that are drawn at once, where the decoder can
 _JUDGED_AT_ONCE = 4  # problems; in the reward worker each takes turns with all other requests
 
 
@@ -150,9 +151,9 @@ def evaluate_locally(
                 group = [Chunk(sample) for sample in range(sampling.n)]
                 sequences = batch.add(job.prompt_ids, job.keys, job.options)
                 owner |= {s: (i, group, chunk) for s, chunk in zip(sequences, group, strict=True)}
-            for drawn in batch.step():
-                i, group, chunk = owner[drawn.sequence]
-                chunk.add(drawn.token, drawn.logprob, drawn.top, drawn.finish)
+            for sequence, *drawn in batch.step(_TOKENS):
+                i, group, chunk = owner[sequence]
+                chunk.add(*drawn)
                 if all(chunk.finish is not None for chunk in group):
                     items = items_of(problems[i], group, model)
                     yield i, result_of(problems[i], items, group, score_items(rewards, items, slice(None)))

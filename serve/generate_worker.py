@@ -23,6 +23,10 @@ from serve.worker_channel import Answer, Cancel, Failure, FrontChannel, InvalidR
 
 log = logging.getLogger(__name__)
 
+_STEP_S = 0.01
+"""Seconds after which a step is to end: requests join and leave between two steps."""
+_MOST_TOKENS = 16
+"""Most tokens that a sequence gets in one step."""
 _DIVERGED = "the policy's logits are not finite: its weights have diverged."
 
 
@@ -67,7 +71,7 @@ class Started(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The tokens drawn in one decoding step, as columns of ``Drawn``; one message for the whole batch."""
+    """The tokens drawn in one step, as columns of ``Drawn``; one message for the whole batch."""
 
     columns: list[tuple[Any, ...]]
 
@@ -115,6 +119,7 @@ class GenerateWorker(Worker):
         self._sequences: dict[tuple[int, int], int] = {}  # sequences by request and index of the completion
         self._deferred: deque[_Waiting] = deque()  # one is handled per decoding step
         self._compiling: list[tuple[int, Generate, Compiled | None]] = []  # None: there is no room for it yet
+        self._most_tokens = 1  # in the next step
         while True:
             busy = self._versions.decoding or self._versions.is_loading or self._deferred or self._compiling
             for uid, payload in front.take(wait_for_one=not busy):
@@ -127,9 +132,10 @@ class GenerateWorker(Worker):
                 self._decode(number)
 
     def _decode(self, number: int) -> None:
-        """Draws the next token of every sequence of one version of the weights."""
+        """Draws the next tokens of every sequence of one version of the weights."""
+        began = time.perf_counter()
         try:
-            drawn = self._versions[number].batch.step()
+            drawn = self._versions[number].batch.step(self._most_tokens)
         except Exception:  # the model's own code may fail: this batch is lost, the server goes on
             log.exception("decoding failed; its requests are answered with 500")
             lost = {s: request.uid for s, request in self._owner.items() if request.job.version == number}
@@ -140,6 +146,8 @@ class GenerateWorker(Worker):
             self._versions.empty(number)
         else:
             self._hand_out(drawn)
+            token_s = (time.perf_counter() - began) / max(len(d.tokens) for d in drawn)
+            self._most_tokens = max(1, min(_MOST_TOKENS, int(_STEP_S / token_s)))
 
     def _receive(self, uid: int, payload: Any) -> None:
         if isinstance(payload, Cancel):
@@ -255,7 +263,7 @@ class GenerateWorker(Worker):
                 del self._sequences[request.uid, i]
 
     def _hand_out(self, drawn: list[Drawn]) -> None:
-        broken = {r.uid: r for d in drawn if not math.isfinite(d.logprob) and (r := self._owner[d.sequence])}
+        broken = {r.uid: r for d in drawn if not all(map(math.isfinite, d.logprobs)) and (r := self._owner[d.sequence])}
         for d in drawn:
             if d.finish is not None:
                 self._forget(d.sequence)

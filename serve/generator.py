@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequen
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
+from itertools import count, repeat, starmap
 from typing import Any
 
 from grpo_pl.rollout.native.continuous import ScoredToken
@@ -40,8 +40,11 @@ class Chunk:
     def tokens(self) -> list[int]:
         return [drawn.token for drawn in self.drawn]
 
-    def add(self, token: int, logprob: float, top: Any, finish: FinishReason | None) -> None:
-        self.drawn.append(ScoredToken(token, logprob, top))
+    def add(
+        self, tokens: Sequence[int], logprobs: Sequence[float], tops: Sequence[Any], finish: FinishReason | None
+    ) -> None:
+        """``tops`` is empty where nobody asked for them."""
+        self.drawn += starmap(ScoredToken, zip(tokens, logprobs, tops or repeat(()), strict=False))
         self.finish = finish
 
 
@@ -98,13 +101,13 @@ class GenerateCall(Call):
         self.heard = True
         self._news.set()
 
-    def add(self, index: int, token: int, *drawn: Any) -> int:
-        """Adds a token of a completion; returns how many of it wait for the reader."""
-        self._drawn[index].append(token)
-        self._since_joined += 1
+    def add(self, index: int, tokens: Sequence[int], *drawn: Any) -> int:
+        """Adds tokens of a completion; returns how many of it wait for the reader."""
+        self._drawn[index] += tokens
+        self._since_joined += len(tokens)
         if index not in self._chunks:
             self._chunks[index] = Chunk(index)
-        self._chunks[index].add(token, *drawn)
+        self._chunks[index].add(tokens, *drawn)
         return len(self._chunks[index].drawn)
 
     def join(self, slots: int) -> None:
@@ -259,14 +262,14 @@ class Generator(WorkerClient):
                 self._owners[sequence] = call, i
 
     def _hand_out(self, columns: Sequence[tuple[Any, ...]]) -> None:
-        """Gives the tokens of one decoding step to their calls."""
+        """Gives the tokens of one step to their calls."""
         finished: dict[GenerateCall, list[int]] = {}
         behind: dict[GenerateCall, None] = {}
-        for sequence, token, logprob, top, finish in zip(*columns, strict=True):
+        for sequence, *drawn, finish in zip(*columns, strict=True):
             if sequence not in self._owners:
                 continue  # cancelled meanwhile
             call, i = self._owners[sequence]
-            unread = call.add(i, token, logprob, top, finish)
+            unread = call.add(i, *drawn, finish)
             if finish is not None:
                 del self._owners[sequence]
                 finished.setdefault(call, []).append(i)

@@ -43,8 +43,9 @@ class DecodeMonitor:
         if self._should_stop is not None and self._should_stop():
             raise RolloutInterrupted
 
-    def report(self, tokens: int, finished: int) -> None:
-        """Reports progress; for a kernel that draws all rows in one call, which does not call `alive`."""
+    def follow(self, tokens: int, finished: int) -> None:
+        """Reports progress and stops; for a kernel that draws all rows in one call, which does not call `alive`."""
+        self.check_stop()
         if self._progress is not None:
             self._progress(tokens, finished)
 

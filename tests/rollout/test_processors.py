@@ -128,16 +128,17 @@ def test_what_a_batch_draws_obeys_the_options(
         return _run(build_model, [(prompts[i // 8], key, both) for i, key in enumerate(keys)])
 
     def tokens(rows: list[list[Drawn]]) -> list[list[int]]:
-        return [[d.token for d in row] for row in rows]
+        return [[token for d in row for token in d.tokens] for row in rows]
 
     free = tokens(draw())
     assert min(map(len, free)) < 10  # otherwise what follows shows nothing
     assert 24 > min(len(row) for row in tokens(draw(min_tokens=10))) >= 11  # ten, then the end token
     common = max(range(2, 37), key=lambda t: sum(row.count(t) for row in free))
     assert all(common not in row for row in tokens(draw(bad_words=((common,),))))
-    for row in draw(stop_token_ids=(common,)):
-        assert [d.token for d in row].index(common) == len(row) - 1 if common in [d.token for d in row] else True
-        assert row[-1].finish == ("stop" if row[-1].token in (0, 1, common) else "length")
+    stopped = draw(stop_token_ids=(common,))
+    for row, drawn in zip(tokens(stopped), stopped, strict=True):
+        assert row.index(common) == len(row) - 1 if common in row else True
+        assert drawn[-1].finish == ("stop" if row[-1] in (0, 1, common) else "length")
     repeats = [len(row) - len(set(row)) for row in tokens(draw(frequency_penalty=2.0, presence_penalty=2.0))]
     assert sum(repeats) < sum(len(row) - len(set(row)) for row in free)
     assert all(len(set(row)) == 1 for row in tokens(draw(logit_bias=((7, 100.0),))))

@@ -120,10 +120,10 @@ def test_the_servers_batch_draws_the_winner_under_grammars_bias_and_truncation(t
         places[kind] = batch.add(PROMPTS[0], row_keys([keys]), options, masks)
         tokens |= {sequence: [] for sequence in places[kind]}
         for one in batch.step():
-            tokens[one.sequence].append(one.token)
+            tokens[one.sequence] += one.tokens
     while len(batch):
         for one in batch.step():
-            tokens[one.sequence].append(one.token)
+            tokens[one.sequence] += one.tokens
     for kind, (_, _, _, allowed) in kinds.items():
         for sequence, key in zip(places[kind], keys, strict=True):
             drawn_here = tokens[sequence]

@@ -120,10 +120,10 @@ def test_the_continuous_batch_ends_at_the_same_tokens(
         options = SequenceOptions(sampling=SAMPLING)
         batch.add(template.encode(prompt.question, tokenizer), row_keys([keys]), options)
     while len(batch):
-        for token in batch.step():
-            drawn.setdefault(token.sequence, []).append(token.token)
-            if token.finish is not None:
-                finish[token.sequence] = token.finish
+        for one in batch.step(4):
+            drawn.setdefault(one.sequence, []).extend(one.tokens)
+            if one.finish is not None:
+                finish[one.sequence] = one.finish
     assert [(drawn[i], finish[i]) for i in range(12)] == expected
 
 

@@ -39,7 +39,7 @@ class Worker:
 
 def _step(*rows: tuple[int, int, str | None]) -> Step:
     sequences, tokens, finishes = zip(*rows, strict=True)
-    return Step([sequences, tokens, (-0.5,) * len(rows), ((),) * len(rows), finishes])
+    return Step([sequences, [[token] for token in tokens], ([-0.5],) * len(rows), ([],) * len(rows), finishes])
 
 
 async def _next(call: GenerateCall) -> list[tuple[int, list[int]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -12,7 +13,10 @@ from torch import Tensor
 
 from grpo_pl.functional.sampling import Noise, draw_tokens, token_keys, truncate_logits
 from grpo_pl.policy.loading import end_token_ids
-from grpo_pl.rollout.native.slots import alike, slot_decoder
+from grpo_pl.rollout.native.decode_kernel import built_kernels
+from grpo_pl.rollout.native.decoder_choice import TORCH, refuse_kernel, resumed_decoder
+from grpo_pl.rollout.native.kernel_slots import Draw, KernelSlots
+from grpo_pl.rollout.native.slots import ForwardSlots, LlamaFamilySlots, alike, slot_decoder
 from grpo_pl.rollout.processors import LogitOptions, LogitProcessor, TokenMask
 from grpo_pl.rollout.texts import TextStream
 from grpo_pl.types import FinishReason, SamplingParams, StopStrings
@@ -22,20 +26,21 @@ if TYPE_CHECKING:
 
     from grpo_pl.policy.trained import ServedModel
 
+log = logging.getLogger(__name__)
 _BLOCK = 64  # positions whose keys are computed at once
 
 
 class Drawn(NamedTuple):
-    """One token that one sequence got in a step."""
+    """The tokens that one sequence got in a step, one at least."""
 
     sequence: int
-    token: int
-    logprob: float
-    """Under the distribution it was drawn from, as in ``Rollout.sampling_logprobs``."""
-    top: tuple[tuple[int, float], ...]
-    """The most likely (token, log-probability) pairs, if asked for."""
+    tokens: list[int]
+    logprobs: list[float]
+    """Under the distributions they were drawn from, as in ``Rollout.sampling_logprobs``."""
+    tops: list[tuple[tuple[int, float], ...]]
+    """The most likely (token, log-probability) pairs at each place; empty if not asked for."""
     finish: FinishReason | None
-    """The reason if the sequence ends with this token; None while it goes on."""
+    """The reason if the sequence ends with the last token; None while it goes on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,17 +89,21 @@ class _Row:
 @dataclass
 class _Joining:
     prompt: Sequence[int]
-    rows: list[_Row] = field(default_factory=list)
+    drawn: list[int]  # by each of the rows
+    rows: list[_Row]
 
 
 class ContinuousBatch:
-    """Decodes a changing set of sequences, one token each per `step`; for one thread.
+    """Decodes a changing set of sequences, some tokens each per `step`; for one thread.
 
     Sequences draw what an engine draws for the same key, prompt and weights, up to near-ties of floating point,
     whoever else is in the batch. The weights are read once, here.
 
+    With a decode kernel, `needs_logits` says which sequences it draws and which get their logits from it.
+
     Args:
         model: the policy.
+        decoder: a decode kernel that can compute ``model``, by its name, or ``torch``.
         eos_token_ids: tokens that end a sequence, unless its options ignore them.
         max_rows: most sequences at once.
         stops: strings that end one likewise, those that the policy was trained with.
@@ -109,13 +118,19 @@ class ContinuousBatch:
         max_rows: int,
         stops: StopStrings | None = None,
         numbers: Iterator[int] | None = None,
+        decoder: str = TORCH,
     ) -> None:
         if max_rows < 1:
             raise ValueError(f"max_rows must be at least 1, got {max_rows}.")
         self.max_rows = max_rows
         self._eos, self._stops = frozenset(eos_token_ids), stops
         self._device = model.device
-        self._decoder = slot_decoder(model, rows=max_rows)
+        self._decoder: KernelSlots | LlamaFamilySlots | ForwardSlots
+        if decoder == TORCH:
+            self._decoder = slot_decoder(model, rows=max_rows)
+        else:
+            with torch.no_grad():
+                self._decoder = KernelSlots(built_kernels()[decoder], model, rows=max_rows)
         self._rows: list[_Row] = []  # in the decoder's order
         self._tokens: list[int] = []  # the last one of each row, which the decoder has not seen yet
         self._joining: list[_Joining] = []
@@ -169,7 +184,7 @@ class ContinuousBatch:
         for row in rows:
             for token in drawn:
                 _advance(row, token)
-        self._joining.append(_Joining([*prompt_ids, *drawn], rows))
+        self._joining.append(_Joining(prompt_ids, list(drawn), rows))
         return [row.sequence for row in rows]
 
     def remove(self, sequences: Sequence[int]) -> None:
@@ -198,36 +213,71 @@ class ContinuousBatch:
         return scored
 
     @torch.no_grad()
-    def step(self) -> list[Drawn]:
-        """Draws the next token of every sequence; those that end with it are gone afterwards."""
+    def step(self, most: int = 1) -> list[Drawn]:
+        """Draws the next token of every sequence, or up to ``most`` where the kernel draws all of them; those that end
+        are gone afterwards."""
+        drawn = self._by_kernel(self._decoder, most) if isinstance(self._decoder, KernelSlots) else self._by_torch()
+        self._keep([d.finish is None for d in drawn])
+        return drawn
+
+    def _by_torch(self) -> list[Drawn]:
+        assert not isinstance(self._decoder, KernelSlots)
         logits = []
         if self._rows:
             logits.append(self._decoder.step(torch.tensor(self._tokens, device=self._device)))
-        for part in alike([join.prompt for join in self._joining]):
+        contexts = [[*join.prompt, *join.drawn] for join in self._joining]
+        for part in alike(contexts):
             group = [self._joining[i] for i in part]
-            logits.append(self._decoder.join([join.prompt for join in group], [len(join.rows) for join in group]))
+            logits.append(self._decoder.join([contexts[i] for i in part], [len(join.rows) for join in group]))
             self._rows += [row for join in group for row in join.rows]
             self._kinds = None
         self._joining.clear()
         if not self._rows:
             return []
-        drawn = self._draw(logits[0] if len(logits) == 1 else torch.cat(logits))
-        self._tokens = [d.token for d in drawn]
-        self._keep([d.finish is None for d in drawn])
+        drawn = self._draw(self._rows, logits[0] if len(logits) == 1 else torch.cat(logits))
+        self._tokens = [d.tokens[-1] for d in drawn]
         return drawn
 
-    def _draw(self, logits: Tensor) -> list[Drawn]:
-        noise = Noise(self._token_keys().to(logits.device))
+    def _by_kernel(self, slots: KernelSlots, most: int) -> list[Drawn]:
+        for join in self._joining:
+            slots.join(join.prompt, [_draw_of(row, join.drawn) for row in join.rows])
+            self._rows += join.rows
+            self._kinds = None
+        self._joining.clear()
+        if not self._rows:
+            return []
+        by_torch = any(needs_logits(row.options, row.processor) for row in self._rows)
+        advanced = slots.advance(1 if by_torch else most)
+        lengths = advanced.lengths.tolist()
+        drawn = list[Drawn]()
+        for row, tokens, logprobs, length in zip(
+            self._rows, advanced.tokens.tolist(), advanced.logprobs.tolist(), lengths, strict=True
+        ):
+            finish, taken = None, 0
+            for taken, token in enumerate(tokens[:length], 1):
+                if (finish := _advance(row, token)) is not None:
+                    break  # a stop string, perhaps: the kernel does not know them
+            drawn.append(Drawn(row.sequence, tokens[:taken], logprobs[:taken], [], finish))
+        if advanced.undrawn:
+            rest = self._draw([self._rows[i] for i in advanced.undrawn], advanced.logits)
+            for number, own in zip(advanced.undrawn, rest, strict=True):
+                drawn[number] = own
+                slots.feed(number, own.tokens[0])
+        return drawn
+
+    def _draw(self, rows: Sequence[_Row], logits: Tensor) -> list[Drawn]:
+        """The next token of each row, from its logits (rows, V)."""
+        noise = Noise(_token_keys(rows).to(logits.device))
         if self._kinds is None:  # rows have come or gone
             self._kinds = {}
-            for i, row in enumerate(self._rows):
+            for i, row in enumerate(rows):
                 self._kinds.setdefault(row.kind, []).append(i)
-            self._processed = [i for i, row in enumerate(self._rows) if row.processor is not None]
+            self._processed = [i for i, row in enumerate(rows) if row.processor is not None]
         kinds = self._kinds
         if self._processed:
             logits = logits.float().clone()
             for i in self._processed:
-                logits[i] = self._rows[i].processor(logits[i])  # type: ignore[misc]  # that is why it is listed
+                logits[i] = rows[i].processor(logits[i])  # type: ignore[misc]  # that is why it is listed
         if len(kinds) == 1:
             ((kind, _),) = kinds.items()
             tokens, logprobs = _draw_kind(kind, logits, noise)
@@ -237,26 +287,46 @@ class ContinuousBatch:
                 index = torch.tensor(members, device=logits.device)
                 tokens[index], logprobs[index] = _draw_kind(kind, logits[index], noise[index])
         drawn = []
-        for i, (row, token, logprob) in enumerate(zip(self._rows, tokens.tolist(), logprobs.tolist(), strict=True)):
-            top = _most_likely(logits[i], row.options) if row.options.top_logprobs else ()
-            drawn.append(Drawn(row.sequence, token, logprob, top, _advance(row, token)))
+        for i, (row, token, logprob) in enumerate(zip(rows, tokens.tolist(), logprobs.tolist(), strict=True)):
+            tops = [_most_likely(logits[i], row.options)] if row.options.top_logprobs else []
+            drawn.append(Drawn(row.sequence, [token], [logprob], tops, _advance(row, token)))
         return drawn
-
-    def _token_keys(self) -> Tensor:
-        """(rows,) int64: each row's key for its next position. They are computed for many positions at once."""
-        if short := [row for row in self._rows if row.drawn % _BLOCK == 0 or not row.token_keys]:
-            blocks = [(row.key, row.drawn - row.drawn % _BLOCK) for row in short]
-            keys, drawn = torch.tensor(blocks, dtype=torch.int64).unsqueeze(-1).unbind(1)
-            for row, following in zip(short, token_keys(keys, drawn + torch.arange(_BLOCK)).tolist(), strict=True):
-                row.token_keys = following
-        return torch.tensor([row.token_keys[row.drawn % _BLOCK] for row in self._rows])
 
     def _keep(self, alive: Sequence[bool]) -> None:
         if not all(alive):
             order = self._decoder.keep(alive)
             self._rows = [self._rows[i] for i in order]
             self._kinds = None
-            self._tokens = [self._tokens[i] for i in order]
+            self._tokens = [self._tokens[i] for i in order] if self._tokens else []
+
+
+def needs_logits(options: SequenceOptions, processor: LogitProcessor | None) -> bool:
+    """True for the sequences that the decode kernel leaves to torch, which draws from the kernel's logits: those with
+    top_k or top_p, with likeliest tokens to report, and with changes to the logits or a grammar."""
+    sampling = options.sampling
+    truncates = sampling.temperature != 0.0 and (sampling.top_k > 0 or sampling.top_p < 1.0)
+    return truncates or options.top_logprobs > 0 or processor is not None
+
+
+def _draw_of(row: _Row, drawn: Sequence[int]) -> Draw:
+    return Draw(
+        key=row.key,
+        temperature=row.options.sampling.temperature,
+        limit=row.options.sampling.max_completion_length,
+        ends=row.ends,
+        drawn=drawn,
+        by_torch=needs_logits(row.options, row.processor),
+    )
+
+
+def _token_keys(rows: Sequence[_Row]) -> Tensor:
+    """(rows,) int64: each row's key for its next position. They are computed for many positions at once."""
+    if short := [row for row in rows if row.drawn % _BLOCK == 0 or not row.token_keys]:
+        blocks = [(row.key, row.drawn - row.drawn % _BLOCK) for row in short]
+        keys, drawn = torch.tensor(blocks, dtype=torch.int64).unsqueeze(-1).unbind(1)
+        for row, following in zip(short, token_keys(keys, drawn + torch.arange(_BLOCK)).tolist(), strict=True):
+            row.token_keys = following
+    return torch.tensor([row.token_keys[row.drawn % _BLOCK] for row in rows])
 
 
 def _draw_kind(kind: tuple[float, int, float], logits: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
@@ -289,8 +359,16 @@ def _most_likely(logits: Tensor, options: SequenceOptions) -> tuple[tuple[int, f
 def batch_of(
     trained: ServedModel, policy: PreTrainedModel, max_rows: int, numbers: Iterator[int] | None = None
 ) -> ContinuousBatch:
-    """A batch of a trained policy whose completions end as in training."""
+    """A batch of a trained policy whose completions end as in training, on the decoder of its training."""
     ends = end_token_ids(policy, trained.tokenizer, trained.sampling)
     stops = StopStrings.of(trained.sampling, trained.tokenizer, trained.template.prefill)
+    decoder, line = resumed_decoder(trained.decoder or TORCH, policy)  # before there was a kernel, torch drew
+    if line is not None:
+        log.warning(line)
     with trained.computing(policy):  # the own forward pass reads its type where it is made, and keeps it
-        return ContinuousBatch(policy, eos_token_ids=ends, max_rows=max_rows, stops=stops, numbers=numbers)
+        if decoder != TORCH and (reason := refuse_kernel(policy, length=trained.context or 1 << 30)) is not None:
+            log.info("the running batch is drawn by torch: the decode kernel %s", reason)
+            decoder = TORCH
+        return ContinuousBatch(
+            policy, eos_token_ids=ends, max_rows=max_rows, stops=stops, numbers=numbers, decoder=decoder
+        )

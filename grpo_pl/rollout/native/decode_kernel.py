@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import CFUNCTYPE, POINTER, Structure, byref, c_char_p, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -46,7 +47,8 @@ class _Model(Structure):
     )
 
 
-_Ask = CFUNCTYPE(c_int32, c_int64, c_int64)
+Ask = CFUNCTYPE(c_int32, c_int64, c_int64)
+"""Of the tokens that are drawn and the completions that are finished; not 0 ends the call."""
 
 
 class _Request(Structure):
@@ -54,7 +56,7 @@ class _Request(Structure):
         *((name, c_int32) for name in ("prompts", "rows", "length", "stops", "threads")),
         ("temperature", c_float),
         *((name, c_void_p) for name in ("prompt_tokens", "prompt_starts", "owners", "keys", "limits", "stop_tokens")),
-        ("ask", _Ask),
+        ("ask", Ask),
         *((name, c_void_p) for name in ("tokens", "logprobs", "lengths")),
     )
 
@@ -66,6 +68,7 @@ class _Kernel(Structure):
         ("supported", CFUNCTYPE(c_int32)),
         ("pack", CFUNCTYPE(None, c_void_p, c_int32, c_int32, c_void_p)),
         ("rollout", CFUNCTYPE(c_int32, POINTER(_Model), POINTER(_Request))),
+        ("advance", CFUNCTYPE(c_int32, POINTER(_Model), c_void_p)),
         ("multiply", CFUNCTYPE(None, POINTER(_Matrix), c_void_p, c_int32, c_void_p)),
     )
 
@@ -101,21 +104,32 @@ class DecodeKernel:
 
     def __init__(self, functions: _Kernel) -> None:
         self._functions = functions
-        self.name = functions.name.decode()
+        self.name, self.panel = functions.name.decode(), int(functions.panel)
 
     def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x Wᵀ + b by the kernel's product, x (rows, in) and W (out, in): for tests and benchmarks."""
         matrix = self.matrix(weight, bias)
-        panel = self._functions.panel
-        y = torch.empty(len(x), -(-len(weight) // panel) * panel, dtype=torch.float32)
+        y = torch.empty(len(x), self.whole_panels(len(weight)), dtype=torch.float32)
         self._functions.multiply(byref(matrix.fields), _pointer(x, x.shape), len(x), _pointer(y, y.shape))
         return y[:, : len(weight)]
 
     def matrix(self, weight: Tensor, bias: Tensor | None = None) -> PackedMatrix:
         return PackedMatrix(self._functions, weight.contiguous(), bias)
 
-    def rollout(self, policy: PackedPolicy, request: _Request) -> int:
-        return int(self._functions.rollout(byref(policy.fields), byref(request)))
+    def whole_panels(self, n: int) -> int:
+        """The least multiple of a panel's outputs or columns that holds ``n``."""
+        return -(-n // self.panel) * self.panel
+
+    def rollout(self, policy: PackedPolicy, request: _Request) -> None:
+        outcome = self._functions.rollout(byref(policy.fields), byref(request))
+        if outcome == _NO_MEMORY:
+            rows, columns = request.rows, policy.columns
+            raise MemoryError(f"keys and values of {rows} rows of up to {columns} tokens do not fit into memory.")
+
+    def advance(self, policy: PackedPolicy, batch: Structure) -> None:
+        """``advance`` of ``decode.h``, with a ``struct batch``."""
+        if self._functions.advance(byref(policy.fields), byref(batch)) == _NO_MEMORY:
+            raise MemoryError("the decode kernel has no memory for the activations of its rows.")
 
 
 class PackedMatrix:
@@ -146,13 +160,12 @@ class PackedPolicy:
         model = unwrap(model)
         config, trunk = model.config, model.model
         attention = trunk.layers[0].self_attn
-        self.vocabulary, self.columns = config.vocab_size, columns
+        self.vocabulary, self.columns = config.vocab_size, 0
         self._kernel, self._kept = kernel, list[Any]()  # what the structures point to
+        self._rotary = trunk.rotary_emb
         width, size = config.hidden_size, attention.head_dim
         head_norms = hasattr(attention, "q_norm")
         layers = (_Layer * len(trunk.layers))(*(self._layer(layer, width, size) for layer in trunk.layers))
-        cosines, sines = trunk.rotary_emb(torch.empty(1, dtype=torch.float32), torch.arange(columns).unsqueeze(0))
-        half = size // 2
         self.fields = _Model(
             layers=len(layers),
             width=width,
@@ -166,12 +179,34 @@ class PackedPolicy:
             scale=attention.scaling,
             embedding=self._vectors(trunk.embed_tokens.weight, self.vocabulary, width),
             norm=self._vectors(trunk.norm.weight, width),
-            cosines=self._vectors(cosines[0, :, :half], columns, half),
-            sines=self._vectors(sines[0, :, :half], columns, half),
             layer=layers,
             head=self._matrix([model.lm_head], width, self.vocabulary),
         )
         self._kept.append(layers)
+        self.reach(columns)
+
+    def reach(self, columns: int) -> None:
+        """Makes rotary embeddings for at least so many positions."""
+        if columns > self.columns:
+            self.columns, half = max(columns, 2 * self.columns), self.fields.head_size // 2
+            positions = torch.arange(self.columns).unsqueeze(0)
+            turns = self._rotary(torch.empty(1, dtype=torch.float32), positions)  # cosines, sines
+            self._turns = [each[0, :, :half].contiguous() for each in turns]
+            self.fields.cosines, self.fields.sines = (_pointer(each, (self.columns, half)) for each in self._turns)
+
+    def cache_size(self, columns: int) -> int:
+        """Numbers in the keys and values of so many tokens, whole panels of them, as ``body.h`` lays them out."""
+        return columns * self.fields.layers * self.fields.key_heads * (self.fields.head_size + self.value_size)
+
+    def check_tokens(self, tokens: Tensor) -> None:
+        if int(tokens.min()) < 0 or int(tokens.max()) >= self.vocabulary:
+            wrong = next(int(token) for token in tokens if not 0 <= token < self.vocabulary)
+            raise ValueError(f"a prompt has the token {wrong}, and the policy's vocabulary {self.vocabulary} tokens.")
+
+    @property
+    def value_size(self) -> int:
+        """Numbers of a value of one head, filled up to whole panels."""
+        return self._kernel.whole_panels(self.fields.head_size)
 
     def _layer(self, layer: Any, width: int, size: int) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
@@ -238,42 +273,46 @@ def draw_rollout(
     stops = torch.tensor(stop_tokens, dtype=torch.int32)
     tokens, logprobs = torch.zeros(rows, length, dtype=torch.int64), torch.zeros(rows, length, dtype=torch.float32)
     lengths = torch.zeros(rows, dtype=torch.int32)
+    ask(0, 0)
+    with asking(ask) as asked:
+        request = _Request(
+            prompts=len(prompts),
+            rows=rows,
+            length=length,
+            stops=len(stops),
+            threads=torch.get_num_threads(),
+            temperature=temperature,
+            prompt_tokens=flat.data_ptr(),
+            prompt_starts=starts.data_ptr(),
+            owners=owners.data_ptr(),
+            keys=keys.data_ptr(),
+            limits=limits.data_ptr(),
+            stop_tokens=stops.data_ptr(),
+            ask=asked,
+            tokens=tokens.data_ptr(),
+            logprobs=logprobs.data_ptr(),
+            lengths=lengths.data_ptr(),
+        )
+        kernel.rollout(policy, request)
+    ask(int(lengths.sum()), rows)
+    return tokens, logprobs, lengths
+
+
+@contextmanager
+def asking(ask: Callable[[int, int], None]) -> Iterator[Any]:
+    """Context manager: ``ask`` as a kernel calls it while it draws; what it raises ends the call and is raised here."""
     raised: list[BaseException] = []
 
     def asked(drawn: int, finished: int) -> int:
         try:
             ask(drawn, finished)
-        except BaseException as error:  # cannot pass through C, and is raised again behind it
+        except BaseException as error:  # cannot pass through C
             raised.append(error)
         return len(raised)
 
-    ask(0, 0)
-
-    request = _Request(
-        prompts=len(prompts),
-        rows=rows,
-        length=length,
-        stops=len(stops),
-        threads=torch.get_num_threads(),
-        temperature=temperature,
-        prompt_tokens=flat.data_ptr(),
-        prompt_starts=starts.data_ptr(),
-        owners=owners.data_ptr(),
-        keys=keys.data_ptr(),
-        limits=limits.data_ptr(),
-        stop_tokens=stops.data_ptr(),
-        ask=_Ask(asked),
-        tokens=tokens.data_ptr(),
-        logprobs=logprobs.data_ptr(),
-        lengths=lengths.data_ptr(),
-    )
-    outcome = kernel.rollout(policy, request)
+    yield Ask(asked)
     if raised:
         raise raised[0]
-    if outcome == _NO_MEMORY:
-        raise MemoryError(f"keys and values of {rows} rows of up to {policy.columns} tokens do not fit into memory.")
-    ask(int(lengths.sum()), rows)
-    return tokens, logprobs, lengths
 
 
 def _check(
@@ -284,9 +323,7 @@ def _check(
     assert min(len(prompt) for prompt in prompts) > 0 and longest + int(limits.max()) <= policy.columns
     assert owners.shape == keys.shape == limits.shape and keys.dtype == torch.int64 and int(limits.min()) > 0
     assert int(owners.min()) >= 0 and int(owners.max()) < len(prompts)
-    if int(flat.min()) < 0 or int(flat.max()) >= policy.vocabulary:
-        wrong = next(int(token) for token in flat if not 0 <= token < policy.vocabulary)
-        raise ValueError(f"a prompt has the token {wrong}, and the policy's vocabulary {policy.vocabulary} tokens.")
+    policy.check_tokens(flat)
 
 
 def _pointer(tensor: Tensor, shape: Sequence[int]) -> int:

@@ -86,8 +86,17 @@ def resumed_decoder(recorded: str, model: Any) -> tuple[str, str | None]:
     return name, line
 
 
-def _refuse(model: Any, sampling: SamplingParams, *, stop_strings: bool) -> str | None:
-    """The reason why the kernel hands a request over to torch, for a model of the Llama family; None if it does not."""
+def refuse_kernel(model: Any, *, length: int) -> str | None:
+    """The reason why the kernel would not compute what ``model`` does; None if it does.
+
+    Args:
+        length: most tokens of a sequence.
+    """
+    reason = refuse_llama_family(model, length=length)
+    return _refuse_type(model) if reason is None else f"cannot compute this policy: {reason}"
+
+
+def _refuse_type(model: Any) -> str | None:
     device, dtypes = model.device.type, {parameter.dtype for parameter in model.parameters()}
     if torch.is_autocast_enabled(device):
         dtypes = {torch.get_autocast_dtype(device)}
@@ -95,8 +104,13 @@ def _refuse(model: Any, sampling: SamplingParams, *, stop_strings: bool) -> str 
         types = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
         return f"computes in float32 on CPUs, and the policy in {types} on {device}"
     activation = unwrap(model).config.hidden_act
-    if activation not in ("silu", "swish"):
-        return f"has no activation {activation}"
+    return None if activation in ("silu", "swish") else f"has no activation {activation}"
+
+
+def _refuse(model: Any, sampling: SamplingParams, *, stop_strings: bool) -> str | None:
+    """The reason why the kernel hands a request over to torch, for a model of the Llama family; None if it does not."""
+    if (reason := _refuse_type(model)) is not None:
+        return reason
     if stop_strings:
         return "knows no stop strings"
     if sampling.temperature != 0.0 and (sampling.top_k or sampling.top_p < 1.0):

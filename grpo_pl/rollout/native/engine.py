@@ -15,6 +15,7 @@ from grpo_pl.rollout.decoding import DecodeMonitor
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.decode_kernel import DecodeKernel, PackedPolicy, built_kernels, draw_rollout
 from grpo_pl.rollout.native.decoder_choice import TORCH, choose_decoder
+from grpo_pl.rollout.native.kernel_slots import Draw, KernelTurns
 from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
 from grpo_pl.rollout.native.slots import TurnSlots
 from grpo_pl.rollout.native.weights import refuse_llama_family
@@ -81,10 +82,6 @@ class NativeEngine(PlainEngine):
         """Tokens and log-probabilities (B, T) of all rows."""
         prompts, longest = monitor.request.prompt_ids, monitor.sampling.max_completion_length
 
-        def ask(tokens: int, finished: int) -> None:
-            monitor.check_stop()
-            monitor.report(tokens, finished)
-
         tokens, logprobs, lengths = draw_rollout(
             kernel,
             PackedPolicy(kernel, model, columns=max(map(len, prompts)) + longest),
@@ -94,7 +91,7 @@ class NativeEngine(PlainEngine):
             limits=torch.tensor(monitor.request.row_limits),
             temperature=monitor.sampling.temperature,
             stop_tokens=sorted(monitor.eos),
-            ask=ask,
+            ask=monitor.follow,
         )
         width = int(lengths.max())
         return tokens[:, :width], logprobs[:, :width]
@@ -104,9 +101,9 @@ class NativeEngine(PlainEngine):
         if reason is not None:
             self._log_once(model, f"transformers' generate: {reason}")
             return super().continuing(model, rows=rows)
-        self._log_once(model, OWN_PASS)
-        with torch.no_grad():
-            return _TurnsEngine(TurnSlots(model, rows=rows))
+        turns = _TurnsEngine(rows)
+        turns.decoder, turns._logged = self.decoder, self._logged
+        return turns
 
     def _decode(
         self,
@@ -160,11 +157,12 @@ class NativeEngine(PlainEngine):
 
 class _TurnsEngine(NativeEngine):
     """Draws turns of episodes: keeps the keys and values of contexts for those that continue them. The weights are
-    read once."""
+    read once, at the first turn."""
 
-    def __init__(self, slots: TurnSlots) -> None:
+    def __init__(self, rows: int) -> None:
         super().__init__()
-        self._slots = slots
+        self._most = rows
+        self._slots: TurnSlots | KernelTurns | None = None
 
     def _draw(
         self, model: PreTrainedModel, ids: Tensor, mask: Tensor, owners: Tensor, keys: Tensor, monitor: DecodeMonitor
@@ -173,6 +171,22 @@ class _TurnsEngine(NativeEngine):
         if refuse_llama_family(model, length=longest) is not None:  # contexts have outgrown its attention window
             return super()._draw(model, ids, mask, owners, keys, monitor)
         contexts = [row[real].tolist() for row, real in zip(ids[owners].cpu(), mask[owners].cpu(), strict=True)]
-        with torch.no_grad(), torch.autocast(owners.device.type, enabled=False):
-            logits, order = self._slots.resume(contexts)
-            return [self._decode(self._slots, logits, keys, 0, monitor, order)]
+        with torch.no_grad():
+            if self._slots is None:
+                kernel = self._kernel(model, monitor)
+                if kernel is None:
+                    self._slots = TurnSlots(model, rows=self._most)
+                else:
+                    self._slots = KernelTurns(kernel, model, rows=self._most)
+            if isinstance(self._slots, KernelTurns):
+                return [self._draw_turn(self._slots, contexts, keys, monitor)]
+            with torch.autocast(owners.device.type, enabled=False):
+                logits, order = self._slots.resume(contexts)
+                return [self._decode(self._slots, logits, keys, 0, monitor, order)]
+
+    def _draw_turn(
+        self, slots: KernelTurns, contexts: Sequence[Sequence[int]], keys: Tensor, monitor: DecodeMonitor
+    ) -> tuple[Tensor, Tensor]:
+        ends, sampling = frozenset(monitor.eos), monitor.sampling
+        how = {"temperature": sampling.temperature, "limit": sampling.max_completion_length, "ends": ends}
+        return slots.draw(contexts, [Draw(key=key, **how) for key in keys.tolist()], monitor.follow)

@@ -178,7 +178,7 @@ class TurnSlots(LlamaFamilySlots):
         Rows of which no context is the continuation are given up. Contexts that continue in the order of the last
         time find their rows; any other is computed from its beginning.
         """
-        found = self._find(contexts)
+        found = continued(self._held, self._numbers, contexts)
         order = super().keep([row in found for row in range(len(self._held))]) if self._held else []
         self._numbers = [found[row] for row in order]
         logits = []
@@ -210,17 +210,25 @@ class TurnSlots(LlamaFamilySlots):
         self._numbers[: len(order)] = [self._numbers[i] for i in order]
         return order[: sum(alive)]
 
-    def _find(self, contexts: Sequence[Sequence[int]]) -> dict[int, int]:
-        """Row -> the number of the context that continues it."""
-        rows, found = sorted(range(len(self._held)), key=self._numbers.__getitem__), dict[int, int]()
-        begin = 0
-        for number, context in enumerate(contexts):
-            for place in range(begin, len(rows)):
-                held = self._held[rows[place]]
-                if len(context) > len(held) and list(context[: len(held)]) == held:
-                    found[rows[place]], begin = number, place + 1
-                    break
-        return found
+
+def continued(
+    held: Sequence[Sequence[int]], numbers: Sequence[int], contexts: Sequence[Sequence[int]]
+) -> dict[int, int]:
+    """Row -> the number of the context that continues what the row holds, for contexts in the order of the last time.
+
+    Args:
+        held: by row, the tokens whose keys and values it keeps.
+        numbers: by row, the number of the context that it continued last.
+    """
+    rows, found = sorted(range(len(held)), key=numbers.__getitem__), dict[int, int]()
+    begin = 0
+    for number, context in enumerate(contexts):
+        for place in range(begin, len(rows)):
+            tokens = held[rows[place]]
+            if len(context) > len(tokens) and list(context[: len(tokens)]) == tokens:
+                found[rows[place]], begin = number, place + 1
+                break
+    return found
 
 
 class ForwardSlots:

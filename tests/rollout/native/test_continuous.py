@@ -15,6 +15,8 @@ from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rollout.native import slots
 from grpo_pl.rollout.native.continuous import ContinuousBatch, Drawn, SequenceOptions, batch_of
+from grpo_pl.rollout.native.decode_kernel import built_kernels
+from grpo_pl.rollout.native.decoder_choice import TORCH
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.rollout.processors import LogitOptions
@@ -43,36 +45,45 @@ def _rows(rollout: Rollout) -> list[list[int]]:
     return [row[:n] for row, n in zip(rollout.completion_ids.tolist(), rollout.lengths.tolist(), strict=True)]
 
 
+@pytest.fixture(params=[TORCH, "kernel"])
+def decoder(request: pytest.FixtureRequest) -> str:
+    if request.param == TORCH:
+        return TORCH
+    if not built_kernels() or request.node.callspec.params.get("family") == "gpt2":
+        pytest.skip("no decode kernel computes this model here")
+    return next(iter(built_kernels()))
+
+
 class Collector:
     """Steps a batch and keeps what every sequence got."""
 
     def __init__(self, batch: ContinuousBatch) -> None:
         self.batch, self.drawn = batch, {}  # type: ignore[var-annotated]
 
-    def step(self) -> list[Drawn]:
-        drawn = self.batch.step()
+    def step(self, most: int = 1) -> list[Drawn]:
+        drawn = self.batch.step(most)
         for d in drawn:
             self.drawn.setdefault(d.sequence, []).append(d)
         return drawn
 
     def drain(self) -> None:
         while len(self.batch):
-            self.step()
+            self.step(5)
 
     def tokens(self, sequence: int) -> list[int]:
-        return [d.token for d in self.drawn[sequence]]
+        return [token for d in self.drawn[sequence] for token in d.tokens]
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "gpt2"])
 def test_sequences_that_join_at_different_times_draw_what_the_engine_draws(
-    family: str, build_model: Callable, make_keys: Callable, prompts: list[list[int]]
+    decoder: str, family: str, build_model: Callable, make_keys: Callable, prompts: list[list[int]]
 ) -> None:
     model = build_model(family)
     keys = make_keys(3, 4)
     options = SequenceOptions(sampling=SamplingParams(max_completion_length=24))
     rollout = _expected(model, prompts, keys, max_completion_length=24)
 
-    run = Collector(ContinuousBatch(model, eos_token_ids=EOS, max_rows=12))
+    run = Collector(ContinuousBatch(model, eos_token_ids=EOS, decoder=decoder, max_rows=12))
     sequences = []
     for prompt, group in zip(prompts, keys, strict=True):
         sequences += run.batch.add(prompt, [sample_key(key) for key in group], options)
@@ -82,7 +93,7 @@ def test_sequences_that_join_at_different_times_draw_what_the_engine_draws(
 
     assert [run.tokens(s) for s in sequences] == _rows(rollout)
     assert [run.drawn[s][-1].finish for s in sequences] == rollout.finish_reasons
-    mine = [d.logprob for s in sequences for d in run.drawn[s]]
+    mine = [logprob for s in sequences for d in run.drawn[s] for logprob in d.logprobs]
     torch.testing.assert_close(
         torch.tensor(mine), rollout.sampling_logprobs[rollout.completion_mask], rtol=1e-4, atol=1e-4
     )
@@ -109,7 +120,7 @@ def test_a_batch_computes_in_the_precision_of_the_training(
         options = SequenceOptions(sampling=sampling)
         sequences = run.batch.add(prompts[0], [sample_key(key) for key in keys], options)
         run.drain()
-        return torch.tensor([run.drawn[sequence][0].logprob for sequence in sequences])
+        return torch.tensor([run.drawn[sequence][0].logprobs[0] for sequence in sequences])
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected = NativeEngine().generate(
@@ -124,16 +135,16 @@ def test_a_batch_computes_in_the_precision_of_the_training(
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
 @pytest.mark.parametrize("stay", [1, 7, 64, 65])
 def test_a_sequence_that_left_goes_on_where_it_was(
-    family: str, stay: int, build_model: Callable, make_keys: Callable, prompts: list[list[int]]
+    decoder: str, family: str, stay: int, build_model: Callable, make_keys: Callable, prompts: list[list[int]]
 ) -> None:
     """Its penalties and random numbers, too: 64 of these are made at once."""
     model, ((key, other),) = build_model(family), make_keys(1, 2)
     penalised = LogitOptions(repetition_penalty=1.3, frequency_penalty=0.2, min_tokens=80)
     options = SequenceOptions(sampling=SamplingParams(max_completion_length=90), ignore_eos=True, logits=penalised)
-    whole = Collector(ContinuousBatch(model, eos_token_ids=EOS, max_rows=2))
+    whole = Collector(ContinuousBatch(model, eos_token_ids=EOS, decoder=decoder, max_rows=2))
     (expected,) = whole.batch.add(prompts[0], [sample_key(key)], options)
     whole.drain()
-    run = Collector(ContinuousBatch(model, eos_token_ids=EOS, max_rows=2))
+    run = Collector(ContinuousBatch(model, eos_token_ids=EOS, decoder=decoder, max_rows=2))
     (first,) = run.batch.add(prompts[0], [sample_key(key)], options)
     for _ in range(stay):
         run.step()
@@ -148,12 +159,12 @@ def test_a_sequence_that_left_goes_on_where_it_was(
 
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
 def test_removing_sequences_changes_nothing_for_the_others(
-    family: str, build_model: Callable, make_keys: Callable, prompts: list[list[int]]
+    decoder: str, family: str, build_model: Callable, make_keys: Callable, prompts: list[list[int]]
 ) -> None:
     model, keys = build_model(family), make_keys(3, 4)
     expected = _rows(_expected(model, prompts, keys, max_completion_length=20))
     options = SequenceOptions(sampling=SamplingParams(max_completion_length=20))
-    run = Collector(ContinuousBatch(model, eos_token_ids=EOS, max_rows=12))
+    run = Collector(ContinuousBatch(model, eos_token_ids=EOS, decoder=decoder, max_rows=12))
     sequences = [
         s
         for prompt, group in zip(prompts, keys, strict=True)
@@ -177,11 +188,11 @@ def test_removing_sequences_changes_nothing_for_the_others(
 
 
 def test_sequences_with_unlike_sampling_share_a_batch(
-    build_model: Callable, make_keys: Callable, prompts: list[list[int]]
+    decoder: str, build_model: Callable, make_keys: Callable, prompts: list[list[int]]
 ) -> None:
     model, keys = build_model("qwen2"), make_keys(3, 2)
     settings = [{"temperature": 0.0}, {"temperature": 0.7, "top_p": 0.8}, {"temperature": 1.3, "top_k": 5}]
-    run = Collector(ContinuousBatch(model, eos_token_ids=EOS, max_rows=6))
+    run = Collector(ContinuousBatch(model, eos_token_ids=EOS, decoder=decoder, max_rows=6))
     sequences = [
         run.batch.add(
             prompt,
@@ -196,11 +207,11 @@ def test_sequences_with_unlike_sampling_share_a_batch(
         assert [run.tokens(s) for s in sequences[p]] == _rows(alone)
 
 
-def test_a_cache_that_grows_keeps_what_it_held(build_model: Callable, make_keys: Callable) -> None:
+def test_a_cache_that_grows_keeps_what_it_held(decoder: str, build_model: Callable, make_keys: Callable) -> None:
     model, keys = build_model("llama"), make_keys(2, 2)
     prompts = [[5, 9, 1], [7] * 30]
     expected = _rows(_expected(model, prompts, keys, max_completion_length=40))
-    run = Collector(ContinuousBatch(model, eos_token_ids=EOS, max_rows=4))
+    run = Collector(ContinuousBatch(model, eos_token_ids=EOS, decoder=decoder, max_rows=4))
     options = SequenceOptions(sampling=SamplingParams(max_completion_length=40))
     first = run.batch.add(prompts[0], [sample_key(k) for k in keys[0]], options)
     run.step()
@@ -211,13 +222,13 @@ def test_a_cache_that_grows_keeps_what_it_held(build_model: Callable, make_keys:
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2"])
 def test_prompts_of_all_lengths_that_join_at_once_draw_what_the_engine_draws(
-    family: str, build_model: Callable, make_keys: Callable, monkeypatch: pytest.MonkeyPatch
+    decoder: str, family: str, build_model: Callable, make_keys: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slots, "_PREFILL_TOKENS", 24)  # so that several passes are needed
     model, keys = build_model(family), make_keys(6, 2)
     prompts = [[5], [7] * 20, [9, 1], [3, 4, 5, 6, 7], [2, 8, 3], [6] * 4]
     expected = _rows(_expected(model, prompts, keys, eos=[], max_completion_length=70))  # more than one random block
-    run = Collector(ContinuousBatch(model, eos_token_ids=[], max_rows=12))
+    run = Collector(ContinuousBatch(model, eos_token_ids=[], decoder=decoder, max_rows=12))
     options = SequenceOptions(sampling=SamplingParams(max_completion_length=70))
     sequences = [
         run.batch.add(prompt, [sample_key(k) for k in group], options)
@@ -227,33 +238,34 @@ def test_prompts_of_all_lengths_that_join_at_once_draw_what_the_engine_draws(
     assert [run.tokens(s) for group in sequences for s in group] == expected
 
 
-def test_ignore_eos_draws_the_full_length(build_model: Callable) -> None:
-    run = Collector(ContinuousBatch(build_model("qwen2"), eos_token_ids=list(range(37)), max_rows=1))
+def test_ignore_eos_draws_the_full_length(decoder: str, build_model: Callable) -> None:
+    run = Collector(ContinuousBatch(build_model("qwen2"), eos_token_ids=list(range(37)), decoder=decoder, max_rows=1))
     options = SequenceOptions(sampling=SamplingParams(max_completion_length=9), ignore_eos=True)
     (sequence,) = run.batch.add([3, 4], [1], options)
     run.drain()
-    assert len(run.drawn[sequence]) == 9
+    assert len(run.tokens(sequence)) == 9
     assert run.drawn[sequence][-1].finish == "length"
 
 
-def test_top_logprobs_are_those_of_the_distribution_drawn_from(build_model: Callable) -> None:
+def test_top_logprobs_are_those_of_the_distribution_drawn_from(decoder: str, build_model: Callable) -> None:
     model = build_model("qwen2").eval()
     sampling = SamplingParams(max_completion_length=1, temperature=0.5, top_k=3)
-    run = Collector(ContinuousBatch(model, eos_token_ids=[], max_rows=1))
+    run = Collector(ContinuousBatch(model, eos_token_ids=[], decoder=decoder, max_rows=1))
     run.batch.add([3, 4, 5], [17], SequenceOptions(sampling=sampling, top_logprobs=5))
     (drawn,) = run.step()
     with torch.no_grad():
         logits = model(torch.tensor([[3, 4, 5]])).logits[0, -1] / 0.5
     best = logits.topk(3)
-    assert [token for token, _ in drawn.top] == best.indices.tolist()  # two of the five have no mass
+    ((top,), (token,), (logprob,)) = drawn.tops, drawn.tokens, drawn.logprobs
+    assert [token for token, _ in top] == best.indices.tolist()  # two of the five have no mass
     torch.testing.assert_close(
-        torch.tensor([lp for _, lp in drawn.top]), best.values.log_softmax(-1).detach(), rtol=1e-4, atol=1e-4
+        torch.tensor([lp for _, lp in top]), best.values.log_softmax(-1).detach(), rtol=1e-4, atol=1e-4
     )
-    assert dict(drawn.top)[drawn.token] == pytest.approx(drawn.logprob, abs=1e-5)
+    assert dict(top)[token] == pytest.approx(logprob, abs=1e-5)
 
 
-def test_more_sequences_than_places_are_refused(build_model: Callable) -> None:
-    batch = ContinuousBatch(build_model("qwen2"), eos_token_ids=EOS, max_rows=3)
+def test_more_sequences_than_places_are_refused(decoder: str, build_model: Callable) -> None:
+    batch = ContinuousBatch(build_model("qwen2"), eos_token_ids=EOS, decoder=decoder, max_rows=3)
     options = SequenceOptions(sampling=SamplingParams(max_completion_length=4))
     batch.add([3], [1, 2], options)
     with pytest.raises(ValueError, match="2 of 3 places"):

@@ -1,4 +1,5 @@
-/* Draws whole rollouts of a Llama-family policy in one call: prompts, decoding and the keyed race, for one vector width.
+/* Draws from a Llama-family policy: prompts, decoding and the keyed race, whole rollouts or some tokens, for one vector
+ * width.
  *
  * The file that includes this one says how wide vectors are (LANES floats), how many of them make a panel (VECTORS), and
  * how many rows a tile of the product has (TILE), so that TILE x VECTORS sums, one panel's weights and one number stay
@@ -27,6 +28,7 @@
 #define MOST_ROWS 32  /* most rows that a thread takes together */
 #define LOOKING 24    /* queries that look into one sequence together */
 #define SLICE 1024    /* tokens of the vocabulary that are raced at once: their logits stay in the cache */
+#define RACED 2       /* vectors of tokens that are raced together: SLICE and panels are whole numbers of them */
 #define ASK_EVERY 0.02 /* seconds between two calls into Python */
 
 #ifdef __clang__
@@ -47,20 +49,43 @@ INLINE vec all(float x) { return x - (vec){0}; }
 INLINE vec choose(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) | (~mask & (ivec)no)); }
 INLINE vec larger(vec a, vec b) { return choose(a > b, a, b); }
 
+/* Vectors are folded by quarters of four lanes, since a chain over all lanes would take longer than the work before it. */
+typedef float quad __attribute__((vector_size(16)));
+typedef int64_t pair __attribute__((vector_size(16)));
+union lanes {
+    vec v;
+    ivec i;
+    quad q[LANES / 4];
+    pair p[LANES / 4];
+};
+
 INLINE int any(ivec mask)
 {
-    int32_t found = 0;
-    UNROLL for (int i = 0; i < LANES; i++) found |= mask[i];
-    return found != 0;
+    union lanes all = {.i = mask};
+    UNROLL for (int i = 1; i < LANES / 4; i++) all.p[0] |= all.p[i];
+    return (all.p[0][0] | all.p[0][1]) != 0;
 }
 
 INLINE float largest(vec x)
 {
-    float most = x[0];
-    UNROLL for (int i = 1; i < LANES; i++) most = x[i] > most ? x[i] : most;
-    return most;
+    union lanes all = {.v = x};
+    float most[4];
+    UNROLL for (int i = 1; i < LANES / 4; i++)
+        UNROLL for (int j = 0; j < 4; j++) all.q[0][j] = all.q[i][j] > all.q[0][j] ? all.q[i][j] : all.q[0][j];
+    UNROLL for (int j = 0; j < 4; j++) most[j] = all.q[0][j];
+    for (int j = 0; j < 2; j++) most[j] = most[j + 2] > most[j] ? most[j + 2] : most[j];
+    return most[1] > most[0] ? most[1] : most[0];
 }
 
+INLINE float total(vec x)
+{
+    union lanes all = {.v = x};
+    UNROLL for (int i = 1; i < LANES / 4; i++) all.q[0] += all.q[i];
+    return (all.q[0][0] + all.q[0][2]) + (all.q[0][1] + all.q[0][3]);
+}
+
+static int smaller(int a, int b) { return a < b ? a : b; }
+static size_t larger_size(size_t a, size_t b) { return a > b ? a : b; }
 static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 /* Floats from one row of `n` numbers to the next: whole panels, and not a power of two, which would put all rows into the
@@ -69,12 +94,12 @@ static size_t stride(size_t n) { return round_up(n, 64) + 16; }
 
 /* ---- functions of vectors ---------------------------------------------------------------------------------------- */
 
-/* e^x to 1e-7: e^x = 2^n e^r with |r| <= log(2) / 2, and a polynomial for e^r (Cephes, expf). 0 below -87; x < 88. */
+/* e^x to 1e-7: e^x = 2^n e^r with |r| <= log(2) / 2, and a polynomial for e^r (Cephes, expf). 2e-38 below -87, NaN
+ * where x is; x < 88. */
 INLINE vec exponential(vec x)
 {
     const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, held in the low bits */
-    vec y = larger(x, all(-87.0f)); /* the second operand where x is NaN */
-    vec shifted = y * 1.44269504f + shift, n = shifted - shift;
+    vec y = choose(x < -87.0f, all(-87.0f), x), shifted = y * 1.44269504f + shift, n = shifted - shift;
     vec r = y - n * 0.693359375f;
     r = r + n * 2.12194440e-4f;
     vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
@@ -83,8 +108,7 @@ INLINE vec exponential(vec x)
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + (r + 1.0f);
-    vec power = (vec)(((uvec)shifted << 23) + (uvec)all(1.0f));
-    return choose(x < -87.0f, all(0.0f), choose(x == x, p * power, x)); /* NaN stays NaN */
+    return (vec)((uvec)p + ((uvec)shifted << 23)); /* the exponent of p, which is near 1, is raised by n */
 }
 
 /* -log(1 - u) for 0 < u < 1, to float32's precision where u is small as well (Cephes, logf; 1 - u is rounded, and what
@@ -225,16 +249,17 @@ static void remember(const struct model *m, struct cache c, int layer, int head,
         memcpy(values, value + d, (size - d < PANEL ? size - d : PANEL) * sizeof(float));
 }
 
-/* One token on its way through the layers: of a prompt, or the last one of a row. */
+/* One token on its way through the layers: of a prompt, or of a sequence behind its prompt. */
 struct place {
     struct cache shared; /* of the prompt */
-    struct cache own;    /* of the row, behind the prompt; columns 0 while a prompt is read */
+    struct cache own;    /* of the sequence, behind the prompt; columns 0 while a prompt is read */
     int32_t seen;        /* columns of the prompt that the token looks at */
-    int32_t drawn;       /* tokens of the row so far */
-    int32_t row, token;
+    int32_t behind;      /* own columns that it looks at, of which the last is its own */
+    int32_t token;
+    struct sequence *sequence;
 };
 
-static int position_of(const struct place *p) { return p->own.columns ? p->seen + p->drawn - 1 : p->seen - 1; }
+static int position_of(const struct place *p) { return p->own.columns ? p->seen + p->behind - 1 : p->seen - 1; }
 
 /* ---- the memory of a thread -------------------------------------------------------------------------------------- */
 
@@ -245,6 +270,8 @@ struct race { /* how far the race of one row's next token is */
     float logit;      /* of the token that has it */
     int32_t token;
     uint32_t low, high; /* halves of the token's key */
+    float temperature;
+    float *logits; /* where they go; NULL where a token is drawn */
 };
 
 struct work {
@@ -302,7 +329,7 @@ static void normalize(const float *x, const float *weight, float epsilon, int n,
     for (int i = 0; i + 16 <= n; i += 16)
         for (int j = 0; j < 16; j++) sums[j] += x[i + j] * x[i + j];
     for (int i = n / 16 * 16; i < n; i++) sums[i % 16] += x[i] * x[i];
-    for (int j = 0; j < 16; j++) sum += sums[j];
+    for (int j = 0; j < 4; j++) sum += (sums[j] + sums[j + 4]) + (sums[j + 8] + sums[j + 12]);
     float factor = 1.0f / sqrtf(sum / (float)n + epsilon);
     for (int i = 0; i < n; i++) y[i] = x[i] * factor * weight[i];
 }
@@ -328,9 +355,7 @@ static float weigh(float *scores, size_t n)
         store(scores + i, weight);
         sum += weight;
     }
-    float total = 0.0f;
-    for (int i = 0; i < LANES; i++) total += sum[i];
-    return total;
+    return total(sum);
 }
 
 static void hide(float *scores, size_t from, size_t to)
@@ -356,7 +381,7 @@ static void look(const struct model *m, struct work *w, int layer, int head, int
     float sums[queries];
     for (int r = 0; r < last - first; r++) {
         float *scores = w->scores + (size_t)r * group * w->score_stride;
-        int own = place[r].own.columns ? place[r].drawn : 0;
+        int own = place[r].own.columns ? place[r].behind : 0;
         if (own)
             product(keys_of(m, place[r].own, layer, head), (size_t)size * PANEL, size, own,
                     w->queries + (size_t)r * group * w->head_stride, w->head_stride, group, scores + behind,
@@ -372,7 +397,7 @@ static void look(const struct model *m, struct work *w, int layer, int head, int
             w->score_stride, queries, w->found, w->head_stride, NULL, 0);
     for (int r = 0; r < last - first; r++)
         if (place[r].own.columns)
-            product(values_of(m, place[r].own, layer, head), place[r].own.columns * PANEL, place[r].drawn, size,
+            product(values_of(m, place[r].own, layer, head), place[r].own.columns * PANEL, place[r].behind, size,
                     w->scores + (size_t)r * group * w->score_stride + behind, w->score_stride, group,
                     w->found + (size_t)r * group * w->head_stride, w->head_stride, NULL, 1);
     for (int q = 0; q < queries; q++) {
@@ -396,7 +421,7 @@ static void place_heads(const struct model *m, const struct layer *l, struct wor
             rotate(head, m->cosines + position * half, m->sines + position * half, half);
         }
         struct cache cache = p->own.columns ? p->own : p->shared;
-        size_t column = p->own.columns ? p->drawn - 1 : p->seen - 1;
+        size_t column = p->own.columns ? p->behind - 1 : p->seen - 1;
         const float *values = keys + (size_t)m->key_heads * size;
         for (int h = 0; h < m->key_heads; h++)
             remember(m, cache, layer, h, column, keys + (size_t)h * size, values + (size_t)h * size);
@@ -473,13 +498,14 @@ INLINE vec uniforms(uvec ids, const struct race *race)
     return size * (0x1p-31f * (1.0f - 0x1p-23f)) + 0x1p-33f;
 }
 
-/* Races `count` more tokens, from `first` on; their logits are filled up to whole vectors.
+/* Races `count` more tokens, from `first` on; their logits are filled up to whole vectors, RACED of them.
  *
  * A token wins by probability / arrival time. The time is at least u, so that most tokens cannot win whatever their
  * logarithm is: times are computed only where u * best <= probability. */
-static void run(struct race *race, float *logits, int count, int first, float temperature)
+static void run(struct race *race, float *logits, int count, int first)
 {
-    int end = (int)round_up(count, LANES);
+    float temperature = race->temperature;
+    int end = (int)round_up(count, RACED * LANES);
     hide(logits, count, end);
     vec most = all(-INFINITY), sum = (vec){0};
     for (int i = 0; i < end; i += LANES) {
@@ -495,62 +521,63 @@ static void run(struct race *race, float *logits, int count, int first, float te
     }
     uvec ids;
     for (int i = 0; i < LANES; i++) ids[i] = (uint32_t)(first + i);
-    for (int i = 0; i < end; i += LANES, ids += LANES) {
-        vec l = load(logits + i), p = exponential(l - race->most), score = l;
-        sum += p;
-        if (temperature != 0.0f) {
-            vec u = uniforms(ids, race);
-            if (!any(u * race->best <= p * 1.00001f)) continue; /* more than what u's and p's rounding may be */
-            score = p / arrival_time(u);
+    for (int i = 0; i < end; i += RACED * LANES) { /* one look at whether any of these can win */
+        ivec may = {0};
+        vec chance[RACED], u[RACED];
+        UNROLL for (int j = 0; j < RACED; j++, ids += LANES) {
+            chance[j] = exponential(load(logits + i + j * LANES) - race->most);
+            sum += chance[j];
+            if (temperature == 0.0f) continue;
+            u[j] = uniforms(ids, race);
+            may |= u[j] * race->best <= chance[j] * 1.00001f; /* more than what the rounding of both may be */
         }
-        if (!any(score > race->best)) continue;
-        for (int j = 0; j < LANES; j++)
-            if (score[j] > race->best) race->best = score[j], race->token = first + i + j, race->logit = l[j];
+        if (temperature != 0.0f && !any(may)) continue;
+        for (int j = 0; j < RACED; j++) {
+            vec l = load(logits + i + j * LANES), score = temperature == 0.0f ? l : chance[j] / arrival_time(u[j]);
+            if (!any(score > race->best)) continue;
+            for (int k = 0; k < LANES; k++)
+                if (score[k] > race->best)
+                    race->best = score[k], race->token = first + i + j * LANES + k, race->logit = l[k];
+        }
     }
-    for (int i = 0; i < LANES; i++) race->sum += sum[i];
+    race->sum += total(sum);
 }
 
-/* The next token of each row and its log-probability, from the hidden states `x`. */
-static void draw(const struct model *m, const struct request *request, struct work *w, int rows)
+/* The final norm and the head: hands out the logits of each row, or races its tokens. */
+static void score(const struct model *m, struct work *w, int rows)
 {
-    for (int r = 0; r < rows; r++) {
-        const struct place *p = w->place + r;
-        uint64_t key = token_key(request->keys[p->row], p->drawn);
-        float least = request->temperature == 0.0f ? -INFINITY : 0.0f;
-        w->race[r] = (struct race){.most = -INFINITY, .best = least, .low = (uint32_t)key, .high = (uint32_t)(key >> 32)};
-        normalize(w->x + r * w->x_stride, m->norm, m->epsilon, m->width, w->normed + r * w->x_stride);
-    }
     size_t panel = (size_t)m->width * PANEL;
+    for (int r = 0; r < rows; r++)
+        normalize(w->x + r * w->x_stride, m->norm, m->epsilon, m->width, w->normed + r * w->x_stride);
     for (int first = 0; first < m->vocabulary; first += SLICE) {
-        int count = m->vocabulary - first < SLICE ? m->vocabulary - first : SLICE;
+        int count = smaller(m->vocabulary - first, SLICE);
         const float *bias = m->head.bias == NULL ? NULL : m->head.bias + first;
         product(m->head.panels + first / PANEL * panel, panel, m->width, count, w->normed, w->x_stride, rows, w->wide,
                 w->wide_stride, bias, 0);
-        for (int r = 0; r < rows; r++)
-            run(w->race + r, w->wide + r * w->wide_stride, count, first, request->temperature);
-    }
-    for (int r = 0; r < rows; r++) {
-        const struct race *race = w->race + r;
-        struct place *p = w->place + r;
-        size_t at = (size_t)p->row * request->length + p->drawn++;
-        request->tokens[at] = p->token = race->token;
-        request->logprobs[at] = (float)((double)race->logit - race->most - log(race->sum));
+        for (int r = 0; r < rows; r++) {
+            float *logits = w->wide + r * w->wide_stride, *to = w->race[r].logits;
+            if (to == NULL)
+                run(w->race + r, logits, count, first);
+            else
+                memcpy(to + first, logits, count * sizeof(float));
+        }
     }
 }
 
 /* ---- threads ------------------------------------------------------------------------------------------------------- */
 
-struct rollout {
+struct job {
     const struct model *model;
-    const struct request *request;
+    const struct batch *batch;
     int slots;                    /* rows that a thread takes together */
-    size_t longest;               /* tokens of the longest prompt */
-    struct cache *prompt;         /* by prompt */
-    float *hidden;                /* (prompts, width), behind the last token of each */
-    atomic_int next_prompt, next_row, working;
+    size_t longest, own;          /* most columns of a prompt, and behind one */
+    atomic_int next_prompt, next_sequence;
     atomic_int outcome;
     atomic_llong tokens, finished;
     double asked;                 /* when; only the calling thread asks */
+    int working;                  /* helping threads, below the lock */
+    pthread_mutex_t lock;
+    pthread_cond_t through;
 };
 
 static double now(void)
@@ -561,168 +588,283 @@ static double now(void)
 }
 
 /* The calling thread tells how far the work is, and hears whether to stop; all threads do if it is. */
-static int stopped(struct rollout *run, int calling)
+static int stopped(struct job *job, int calling)
 {
-    if (calling && now() - run->asked >= ASK_EVERY) {
-        if (run->request->ask(atomic_load(&run->tokens), atomic_load(&run->finished)))
-            atomic_store(&run->outcome, STOPPED);
-        run->asked = now();
+    if (calling && job->batch->ask != NULL && now() - job->asked >= ASK_EVERY) {
+        if (job->batch->ask(atomic_load(&job->tokens), atomic_load(&job->finished)))
+            atomic_store(&job->outcome, STOPPED);
+        job->asked = now();
     }
-    return atomic_load(&run->outcome) != DONE;
+    return atomic_load(&job->outcome) != DONE;
 }
 
 /* Reads prompts until none is left, each in parts of about equal size. */
-static void read_prompts(struct rollout *run, int calling)
+static void read_prompts(struct job *job, int calling)
 {
-    const struct model *m = run->model;
+    const struct model *m = job->model;
     struct work w = {0};
-    if (!reserve(&w, m, PREFILLED, run->longest, 0)) atomic_store(&run->outcome, NO_MEMORY);
-    for (int p; !stopped(run, calling) && (p = atomic_fetch_add(&run->next_prompt, 1)) < run->request->prompts;) {
-        const int32_t *tokens = run->request->prompt_tokens + run->request->prompt_starts[p];
-        int64_t length = run->request->prompt_starts[p + 1] - run->request->prompt_starts[p];
-        int64_t parts = (length + PREFILLED - 1) / PREFILLED, last = 0;
-        for (int64_t part = 0; part < parts && !stopped(run, calling); part++) {
+    if (!reserve(&w, m, PREFILLED, job->longest, 0)) atomic_store(&job->outcome, NO_MEMORY);
+    for (int n; !stopped(job, calling) && (n = atomic_fetch_add(&job->next_prompt, 1)) < job->batch->prompts;) {
+        const struct prompt *p = job->batch->prompt + n;
+        struct cache cache = {p->cache, p->columns};
+        int64_t length = p->length - p->begin, parts = (length + PREFILLED - 1) / PREFILLED, last = 0;
+        for (int64_t part = 0; part < parts && !stopped(job, calling); part++) {
             int64_t first = last;
             last = length * (part + 1) / parts;
-            for (int64_t i = first; i < last; i++)
-                w.place[i - first] =
-                    (struct place){.shared = run->prompt[p], .seen = (int32_t)i + 1, .token = tokens[i]};
-            forward(m, &w, (int)(last - first));
-            memcpy(run->hidden + (size_t)p * m->width, w.x + (last - first - 1) * w.x_stride, m->width * sizeof(float));
+            int rows = (int)(last - first);
+            for (int r = 0; r < rows; r++) {
+                int32_t at = p->begin + (int32_t)first + r;
+                w.place[r] = (struct place){.shared = cache, .seen = at + 1, .token = p->tokens[at]};
+            }
+            forward(m, &w, rows);
+            memcpy(p->hidden, w.x + (rows - 1) * w.x_stride, m->width * sizeof(float));
+            if (p->logits == NULL) continue;
+            for (int r = 0; r < rows; r++) w.race[r].logits = p->logits + (size_t)(first + r) * m->vocabulary;
+            score(m, &w, rows);
         }
     }
     release(&w);
 }
 
-static int ends(const struct request *request, const struct place *p)
+/* Lets `held` waiting tokens pass the layers; where one is the last of its row, its hidden states go into the row's `x`. */
+static void pass(const struct model *m, struct work *w, struct work *reading, const int *ends, int held)
 {
-    for (int i = 0; i < request->stops; i++)
-        if (request->stop_tokens[i] == p->token) return 1;
-    return p->drawn == request->limits[p->row];
+    forward(m, reading, held);
+    for (int i = 0; i < held; i++)
+        if (ends[i] >= 0)
+            memcpy(w->x + ends[i] * w->x_stride, reading->x + i * w->x_stride, m->width * sizeof(float));
 }
 
-/* Lets waiting rows take the free places behind `live` rows; how many live then. */
-static int admit(struct rollout *run, struct work *w, float **free_caches, int live)
+/* Feeds the waiting tokens of the rows from `first` to `live`. */
+static void feed(const struct model *m, struct work *w, struct work *reading, int first, int live)
 {
-    const struct request *request = run->request;
-    int room = run->slots - live;
-    int first = room ? atomic_fetch_add(&run->next_row, room) : request->rows;
-    for (int row = first; row < first + room && row < request->rows; row++, live++) {
-        int prompt = request->owners[row];
-        int32_t seen = (int32_t)(request->prompt_starts[prompt + 1] - request->prompt_starts[prompt]);
-        struct cache own = {free_caches[run->slots - 1 - live], round_up(request->length, PANEL)};
-        w->place[live] = (struct place){.shared = run->prompt[prompt], .own = own, .seen = seen, .row = row};
-        memcpy(w->x + live * w->x_stride, run->hidden + (size_t)prompt * run->model->width,
-               run->model->width * sizeof(float));
+    int ends[PREFILLED], held = 0; /* the row whose last token it is, or -1 */
+    for (int r = first; r < live; r++) {
+        struct place *p = w->place + r;
+        const struct sequence *s = p->sequence;
+        for (int i = 0; i < s->waiting; i++) {
+            p->behind++, p->token = s->pending == NULL ? s->last : s->pending[i];
+            ends[held] = i + 1 == s->waiting ? r : -1;
+            reading->place[held++] = *p;
+            if (held == PREFILLED) pass(m, w, reading, ends, held), held = 0;
+        }
     }
+    if (held) pass(m, w, reading, ends, held);
+}
+
+/* Lets waiting sequences take the free places behind `live` rows; how many live then. */
+static int admit(struct job *job, struct work *w, struct work *reading, float **free_caches, int live)
+{
+    int room = job->slots - live, before = live;
+    int first = room ? atomic_fetch_add(&job->next_sequence, room) : job->batch->sequences;
+    for (int n = first; n < first + room && n < job->batch->sequences; n++, live++) {
+        struct sequence *s = job->batch->sequence + n;
+        struct cache shared = {s->prompt, round_up(s->seen, PANEL)}, own = {s->own, s->columns};
+        if (s->own == NULL) own = (struct cache){free_caches[job->slots - 1 - live], job->own};
+        w->place[live] = (struct place){shared, own, .seen = s->seen, .behind = s->fed, .sequence = s};
+        if (s->waiting == 0) memcpy(w->x + live * w->x_stride, s->hidden, job->model->width * sizeof(float));
+    }
+    feed(job->model, w, reading, before, live);
     return live;
 }
 
-/* Drops the rows that have ended, the others keeping their order; how many are left. */
-static int retire(struct rollout *run, struct work *w, float **free_caches, int live)
+/* The next token of each row and its log-probability, from the hidden states `x`; or logits, where those are asked for. */
+static void draw(struct job *job, struct work *w, int rows)
+{
+    const struct batch *batch = job->batch;
+    for (int r = 0; r < rows; r++) {
+        const struct sequence *s = w->place[r].sequence;
+        uint64_t key = token_key(s->key, s->drawn);
+        float least = s->temperature == 0.0f ? -INFINITY : 0.0f;
+        w->race[r] = (struct race){.most = -INFINITY,
+                                   .best = least,
+                                   .low = (uint32_t)key,
+                                   .high = (uint32_t)(key >> 32),
+                                   .temperature = s->temperature,
+                                   .logits = s->logits};
+    }
+    score(job->model, w, rows);
+    for (int r = 0; r < rows; r++) {
+        const struct race *race = w->race + r;
+        struct place *p = w->place + r;
+        struct sequence *s = p->sequence;
+        if (s->logits != NULL) continue;
+        int64_t n = s - batch->sequence;
+        size_t at = (size_t)n * batch->steps + batch->lengths[n]++;
+        batch->tokens[at] = s->last = p->token = race->token;
+        batch->logprobs[at] = (float)((double)race->logit - race->most - log(race->sum));
+        s->drawn++, p->behind++;
+    }
+}
+
+static int ends(const struct batch *batch, const struct sequence *s)
+{
+    if (s->logits != NULL || s->drawn == s->limit || batch->lengths[s - batch->sequence] == batch->steps) return 1;
+    for (int i = 0; i < s->stop_count; i++)
+        if (s->stops[i] == s->last) return 1;
+    return 0;
+}
+
+/* Drops the rows that are through, the others keeping their order; how many are left. */
+static int retire(struct job *job, struct work *w, float **free_caches, int live)
 {
     int kept = 0;
-    for (int r = 0; r < live; r++)
-        if (!ends(run->request, w->place + r)) kept++;
-    atomic_fetch_add(&run->tokens, live);
-    atomic_fetch_add(&run->finished, live - kept);
-    for (int r = 0, to = 0, spare = run->slots - live; r < live; r++) {
-        if (ends(run->request, w->place + r)) {
-            run->request->lengths[w->place[r].row] = w->place[r].drawn;
-            free_caches[spare++] = w->place[r].own.start;
-        } else {
-            w->place[to++] = w->place[r];
+    for (int r = 0, spare = job->slots - live; r < live; r++) {
+        struct place *p = w->place + r;
+        struct sequence *s = p->sequence;
+        if (!ends(job->batch, s)) {
+            w->place[kept++] = *p;
+            continue;
         }
+        free_caches[spare++] = p->own.start;
+        s->waiting = s->logits == NULL; /* the last token, which has not passed the layers */
+        s->fed = p->behind - s->waiting, s->pending = NULL;
     }
+    atomic_fetch_add(&job->tokens, live);
+    atomic_fetch_add(&job->finished, live - kept);
     return kept;
 }
 
-/* Draws rows until none is left. */
-static void draw_rows(struct rollout *run, int calling)
+/* Draws sequences until none is left. */
+static void draw_rows(struct job *job, int calling)
 {
-    const struct model *m = run->model;
-    struct work w = {0};
+    const struct model *m = job->model;
+    struct work w = {0}, reading = {0};
     void *memory = NULL;
     float *free_caches[MOST_ROWS];
-    size_t own = round_up(run->request->length, PANEL), floats = floats_of_cache(m, own);
-    float *caches = zeros(floats * run->slots, &memory);
-    if (!memory || !reserve(&w, m, run->slots, run->longest, own)) atomic_store(&run->outcome, NO_MEMORY);
-    for (int i = 0; i < run->slots; i++) free_caches[i] = caches + (size_t)i * floats;
-    for (int live = 0; !stopped(run, calling) && (live = admit(run, &w, free_caches, live)) > 0;) {
-        draw(m, run->request, &w, live);
-        live = retire(run, &w, free_caches, live);
+    int lent = job->batch->sequence->own == NULL; /* a row's cache goes to the next one */
+    size_t floats = lent ? floats_of_cache(m, job->own) : 0;
+    float *caches = zeros(floats * job->slots, &memory);
+    if (!memory || !reserve(&w, m, job->slots, job->longest, job->own) ||
+        !(lent || reserve(&reading, m, PREFILLED, job->longest, job->own)))
+        atomic_store(&job->outcome, NO_MEMORY);
+    for (int i = 0; i < job->slots; i++) free_caches[i] = caches + (size_t)i * floats;
+    for (int live = 0; !stopped(job, calling) && (live = admit(job, &w, &reading, free_caches, live)) > 0;) {
+        draw(job, &w, live);
+        live = retire(job, &w, free_caches, live);
         forward(m, &w, live);
     }
     release(&w);
+    release(&reading);
     free(memory);
 }
 
-typedef void stage(struct rollout *, int calling);
+typedef void stage(struct job *, int calling);
 
 struct helper {
-    struct rollout *run;
+    struct job *job;
     stage *stage;
 };
 
 static void *help(void *given)
 {
     const struct helper *helper = given;
-    helper->stage(helper->run, 0);
-    atomic_fetch_sub(&helper->run->working, 1);
+    struct job *job = helper->job;
+    helper->stage(job, 0);
+    pthread_mutex_lock(&job->lock);
+    if (--job->working == 0) pthread_cond_signal(&job->through);
+    pthread_mutex_unlock(&job->lock);
     return NULL;
 }
 
 /* Runs a stage in this thread and in as many more as there can be; returns when all are through it. */
-static void together(struct rollout *run, stage *stage, int threads)
+static void together(struct job *job, stage *stage, int threads)
 {
     pthread_t started[threads];
-    struct helper helper = {run, stage};
+    struct helper helper = {job, stage};
     int others = 0;
-    for (; others < threads - 1; others++) {
-        atomic_fetch_add(&run->working, 1);
-        if (pthread_create(&started[others], NULL, help, &helper)) {
-            atomic_fetch_sub(&run->working, 1);
-            break; /* those that there are do all the work */
-        }
+    job->working = threads - 1;
+    for (; others < threads - 1; others++)
+        if (pthread_create(&started[others], NULL, help, &helper)) break; /* those that there are do all the work */
+    pthread_mutex_lock(&job->lock);
+    job->working -= threads - 1 - others;
+    pthread_mutex_unlock(&job->lock);
+    stage(job, 1);
+    pthread_mutex_lock(&job->lock);
+    while (job->working > 0) { /* still listens to whether to stop */
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += (long)(1e9 * ASK_EVERY);
+        until.tv_sec += until.tv_nsec / 1000000000, until.tv_nsec %= 1000000000;
+        pthread_cond_timedwait(&job->through, &job->lock, &until);
+        pthread_mutex_unlock(&job->lock);
+        stopped(job, 1);
+        pthread_mutex_lock(&job->lock);
     }
-    stage(run, 1);
-    while (atomic_load(&run->working) > 0) { /* still listens to whether to stop */
-        stopped(run, 1);
-        nanosleep(&(struct timespec){0, 100000}, NULL);
-    }
+    pthread_mutex_unlock(&job->lock);
     for (int i = 0; i < others; i++) pthread_join(started[i], NULL);
 }
 
-static int smaller(int a, int b) { return a < b ? a : b; }
+/* Reads the prompts of a batch, and then draws from its sequences. */
+static int32_t advance(const struct model *m, const struct batch *batch)
+{
+    struct job job = {.model = m, .batch = batch, .asked = now(), .lock = PTHREAD_MUTEX_INITIALIZER};
+    pthread_cond_init(&job.through, NULL);
+    for (int p = 0; p < batch->prompts; p++) job.longest = larger_size(job.longest, batch->prompt[p].length);
+    for (int n = 0; n < batch->sequences; n++) {
+        const struct sequence *s = batch->sequence + n;
+        job.longest = larger_size(job.longest, s->seen);
+        job.own = larger_size(job.own, round_up(s->fed + s->waiting + batch->steps, PANEL));
+    }
+    if (batch->prompts) together(&job, read_prompts, smaller(batch->threads, batch->prompts));
+    if (batch->sequences && job.outcome == DONE) {
+        int threads = smaller(batch->threads, batch->sequences);
+        job.slots = smaller(MOST_ROWS, (batch->sequences + threads - 1) / threads);
+        together(&job, draw_rows, threads);
+    }
+    pthread_cond_destroy(&job.through);
+    return job.outcome;
+}
 
+/* Draws whole completions: `advance` with caches that last as long as the call. */
 static int32_t rollout(const struct model *m, const struct request *request)
 {
-    struct rollout run = {.model = m, .request = request, .asked = now()};
-    int threads = smaller(request->threads, request->rows), each = (request->rows + threads - 1) / threads;
     size_t floats = 0;
-    run.slots = smaller(MOST_ROWS, each);
-    for (int p = 0; p < request->prompts; p++) {
-        size_t length = request->prompt_starts[p + 1] - request->prompt_starts[p];
-        run.longest = length > run.longest ? length : run.longest;
-        floats += floats_of_cache(m, round_up(length, PANEL));
-    }
+    for (int p = 0; p < request->prompts; p++)
+        floats += floats_of_cache(m, round_up(request->prompt_starts[p + 1] - request->prompt_starts[p], PANEL));
     void *memory = NULL;
     float *next = zeros(floats, &memory);
-    run.prompt = calloc((size_t)(uint32_t)request->prompts, sizeof(struct cache));
-    run.hidden = calloc((size_t)request->prompts * m->width, sizeof(float));
-    if (!memory || !run.prompt || !run.hidden) {
-        run.outcome = NO_MEMORY;
-    } else {
+    float *hidden = calloc((size_t)request->prompts * m->width, sizeof(float));
+    struct prompt *prompts = calloc((size_t)request->prompts, sizeof(struct prompt));
+    struct sequence *sequences = calloc((size_t)request->rows, sizeof(struct sequence));
+    int32_t outcome = NO_MEMORY;
+    if (memory && hidden && prompts && sequences) {
         for (int p = 0; p < request->prompts; p++) {
-            size_t columns = round_up(request->prompt_starts[p + 1] - request->prompt_starts[p], PANEL);
-            run.prompt[p] = (struct cache){next, columns};
+            int64_t begin = request->prompt_starts[p], length = request->prompt_starts[p + 1] - begin;
+            size_t columns = round_up(length, PANEL);
+            prompts[p] = (struct prompt){.cache = next,
+                                         .tokens = request->prompt_tokens + begin,
+                                         .hidden = hidden + (size_t)p * m->width,
+                                         .columns = (int32_t)columns,
+                                         .length = (int32_t)length};
             next += floats_of_cache(m, columns);
         }
-        together(&run, read_prompts, smaller(request->threads, request->prompts));
-        if (run.outcome == DONE) together(&run, draw_rows, threads);
+        for (int r = 0; r < request->rows; r++) {
+            const struct prompt *p = prompts + request->owners[r];
+            sequences[r] = (struct sequence){.prompt = p->cache,
+                                             .hidden = p->hidden,
+                                             .stops = request->stop_tokens,
+                                             .stop_count = request->stops,
+                                             .key = request->keys[r],
+                                             .seen = p->length,
+                                             .limit = request->limits[r],
+                                             .temperature = request->temperature};
+        }
+        struct batch batch = {.prompts = request->prompts,
+                              .sequences = request->rows,
+                              .steps = request->length,
+                              .threads = request->threads,
+                              .prompt = prompts,
+                              .sequence = sequences,
+                              .ask = request->ask,
+                              .tokens = request->tokens,
+                              .logprobs = request->logprobs,
+                              .lengths = request->lengths};
+        outcome = advance(m, &batch);
     }
     free(memory);
-    free(run.prompt);
-    free(run.hidden);
-    return run.outcome;
+    free(hidden);
+    free(prompts);
+    free(sequences);
+    return outcome;
 }

@@ -1,0 +1,291 @@
+"""Sequences that the decode kernel draws some tokens at a time: they join, rest and leave between two calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p, cast
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from grpo_pl.rollout.native.decode_kernel import Ask, DecodeKernel, PackedPolicy, asking
+from grpo_pl.rollout.native.slots import continued
+
+_POSITIONS = 128  # of a prompt whose logits are computed at once: all of them may be more than memory holds
+
+
+class _Prompt(Structure):
+    _fields_: ClassVar[Sequence[Any]] = (
+        *((name, c_void_p) for name in ("cache", "tokens", "hidden", "logits")),
+        *((name, c_int32) for name in ("columns", "length", "begin")),
+    )
+
+
+class _Sequence(Structure):
+    _fields_: ClassVar[Sequence[Any]] = (
+        *((name, c_void_p) for name in ("prompt", "own", "hidden", "pending", "stops", "logits")),
+        ("key", c_int64),
+        *((name, c_int32) for name in ("seen", "columns", "fed", "waiting", "stop_count", "drawn", "limit", "last")),
+        ("temperature", c_float),
+    )
+
+
+class _Batch(Structure):
+    _fields_: ClassVar[Sequence[Any]] = (
+        *((name, c_int32) for name in ("prompts", "sequences", "steps", "threads")),
+        ("prompt", POINTER(_Prompt)),
+        ("sequence", POINTER(_Sequence)),
+        ("ask", Ask),
+        *((name, c_void_p) for name in ("tokens", "logprobs", "lengths")),
+    )
+
+
+@dataclass(kw_only=True)
+class Draw:
+    """The way in which a sequence is drawn."""
+
+    key: int
+    """Sampling key, from ``functional.sampling.row_key``."""
+    temperature: float
+    limit: int
+    """Most tokens, those in ``drawn`` included."""
+    ends: frozenset[int]
+    """Tokens that end it."""
+    drawn: Sequence[int] = ()
+    """Tokens that it has drawn already."""
+    by_torch: bool = False
+    """Its logits are handed out, and somebody else draws from them."""
+
+
+@dataclass
+class _Read:
+    """A prompt, and the memory of its keys and values."""
+
+    tokens: Tensor  # (S,) int32
+    cache: Tensor
+    hidden: Tensor  # (H,) behind the last token
+
+
+@dataclass
+class _Row:
+    """The memory that a sequence's structure points to."""
+
+    prompt: _Read
+    own: Tensor = field(default_factory=lambda: torch.empty(0))
+    pending: Tensor | None = None
+    by_torch: bool = False
+
+
+@dataclass(frozen=True)
+class Advanced:
+    """What the sequences have got in one call, in their order."""
+
+    tokens: Tensor  # (rows, steps) int64
+    logprobs: Tensor  # (rows, steps)
+    lengths: Tensor  # (rows,) how many of them
+    logits: Tensor  # (some rows, V), of those that are not drawn
+    undrawn: Sequence[int]  # the numbers of these rows
+
+
+class KernelSlots:
+    """Sequences of one policy, numbered 0 … n-1; new ones are appended, and dropping some renumbers the rest.
+
+    No bit of a sequence depends on the others, on the number of threads or on how many tokens are drawn at a time, and
+    each is that of a whole rollout by the same kernel. The weights are read once, here.
+
+    Args:
+        rows: most sequences at once.
+    """
+
+    def __init__(self, kernel: DecodeKernel, model: Any, *, rows: int) -> None:
+        self._kernel, self._policy = kernel, PackedPolicy(kernel, model, columns=kernel.panel)
+        self._sequences, self._rows = (_Sequence * rows)(), list[_Row]()
+        self._unread: list[_Read] = []
+        self._stops: dict[frozenset[int], Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def join(self, prompt: Sequence[int], draws: Sequence[Draw]) -> None:
+        """Appends a sequence for each of ``draws``, which continues the prompt from the next call on.
+
+        Raises:
+            ValueError: the prompt has a token that the policy does not know.
+        """
+        assert prompt and len(self._rows) + len(draws) <= len(self._sequences), "more rows than slots"
+        read = self._room(prompt)
+        self._unread.append(read)
+        for draw in draws:
+            row = _Row(read, by_torch=draw.by_torch)
+            number = len(self._rows)
+            self._rows.append(row)
+            self._sequences[number] = _Sequence(
+                prompt=read.cache.data_ptr(), hidden=read.hidden.data_ptr(), seen=len(prompt)
+            )
+            self.prepare(number, draw, feed=draw.drawn)
+
+    def prepare(self, number: int, draw: Draw, *, feed: Sequence[int]) -> None:
+        """Lets a sequence be drawn as ``draw`` says, behind the tokens ``feed``, which it has not seen yet."""
+        sequence, row = self._sequences[number], self._rows[number]
+        if draw.ends not in self._stops:
+            self._stops[draw.ends] = torch.tensor(sorted(draw.ends), dtype=torch.int32)
+        stops = self._stops[draw.ends]
+        row.pending = None
+        if feed:
+            row.pending = torch.tensor(feed, dtype=torch.int32)
+            self._policy.check_tokens(row.pending)
+        sequence.pending = None if row.pending is None else row.pending.data_ptr()
+        sequence.waiting, sequence.stops, sequence.stop_count = len(feed), stops.data_ptr(), len(stops)
+        sequence.key, sequence.temperature = draw.key, draw.temperature
+        sequence.drawn, sequence.limit = len(draw.drawn), draw.limit
+        assert sequence.drawn < sequence.limit
+
+    def feed(self, number: int, token: int) -> None:
+        """The token that somebody drew from a sequence's logits."""
+        sequence = self._sequences[number]
+        assert 0 <= token < self._policy.vocabulary and not sequence.waiting
+        sequence.last, sequence.waiting, sequence.drawn = token, 1, sequence.drawn + 1
+
+    def held(self, number: int) -> int:
+        """Tokens of a sequence, its prompt included, whose keys and values are kept."""
+        return int(self._sequences[number].seen + self._sequences[number].fed)
+
+    def advance(self, steps: int, ask: Callable[[int, int], None] = lambda drawn, finished: None) -> Advanced:
+        """Draws up to ``steps`` tokens of every sequence, as many as end it at most; logits for those drawn by torch.
+
+        Args:
+            ask: called now and then as ``ask(tokens_drawn, completions_finished)``; what it raises ends the call, and
+                then the sequences cannot go on.
+        """
+        rows = len(self._rows)
+        undrawn = [number for number, row in enumerate(self._rows) if row.by_torch]
+        tokens, logprobs = torch.empty(rows, steps, dtype=torch.int64), torch.empty(rows, steps, dtype=torch.float32)
+        lengths = torch.zeros(rows, dtype=torch.int32)
+        logits = torch.empty(len(undrawn), self._policy.vocabulary, dtype=torch.float32)
+        for number in range(rows):
+            self._make_room(number, steps)
+        for number, each in zip(undrawn, logits, strict=True):
+            self._sequences[number].logits = each.data_ptr()
+        prompts = (_Prompt * len(self._unread))(*(self._prompt(read) for read in self._unread))
+        with asking(ask) as asked:
+            batch = _Batch(
+                prompts=len(prompts),
+                sequences=rows,
+                steps=steps,
+                threads=torch.get_num_threads(),
+                prompt=prompts,
+                sequence=cast(self._sequences, POINTER(_Sequence)),
+                ask=asked,
+                tokens=tokens.data_ptr(),
+                logprobs=logprobs.data_ptr(),
+                lengths=lengths.data_ptr(),
+            )
+            self._kernel.advance(self._policy, batch)
+        self._unread.clear()
+        return Advanced(tokens, logprobs, lengths, logits, undrawn)
+
+    def keep(self, alive: Sequence[bool]) -> list[int]:
+        """Removes the rows that are not alive and returns, for each that is left, the number it had before."""
+        order = [number for number, lives in enumerate(alive) if lives]
+        for to, number in enumerate(order):
+            if to != number:
+                self._sequences[to] = self._sequences[number]
+        self._rows = [self._rows[number] for number in order]
+        return order
+
+    def prompt_logits(self, prompt: Sequence[int]) -> Iterator[Tensor]:
+        """The logits behind every token of ``prompt``, (some positions, V) at a time; no row is made."""
+        read = self._room(prompt)
+        for begin in range(0, len(prompt), _POSITIONS):
+            end = min(begin + _POSITIONS, len(prompt))
+            logits = torch.empty(end - begin, self._policy.vocabulary, dtype=torch.float32)
+            part = self._prompt(read)
+            part.logits, part.begin, part.length = logits.data_ptr(), begin, end
+            prompts = (_Prompt * 1)(part)
+            self._kernel.advance(self._policy, _Batch(prompts=1, threads=1, prompt=prompts))
+            yield logits
+
+    def _room(self, prompt: Sequence[int]) -> _Read:
+        """Memory for a prompt that is to be read."""
+        tokens = torch.tensor(prompt, dtype=torch.int32)
+        self._policy.check_tokens(tokens)
+        self._policy.reach(len(prompt))
+        size = self._policy.cache_size(self._kernel.whole_panels(len(prompt)))
+        hidden = torch.empty(self._policy.fields.width, dtype=torch.float32)
+        return _Read(tokens, torch.empty(size, dtype=torch.float32), hidden)
+
+    def _prompt(self, read: _Read) -> _Prompt:
+        return _Prompt(
+            cache=read.cache.data_ptr(),
+            tokens=read.tokens.data_ptr(),
+            hidden=read.hidden.data_ptr(),
+            columns=self._kernel.whole_panels(len(read.tokens)),
+            length=len(read.tokens),
+        )
+
+    def _make_room(self, number: int, steps: int) -> None:
+        """Makes room for further tokens behind a prompt; doubling keeps the copies rare."""
+        sequence, row = self._sequences[number], self._rows[number]
+        needed, old = sequence.fed + sequence.waiting + steps, int(sequence.columns)
+        if needed <= old:
+            return
+        columns, panel = self._kernel.whole_panels(max(needed, 2 * old)), self._kernel.panel
+        heads, size = self._policy.fields.layers * self._policy.fields.key_heads, self._policy.fields.head_size
+        grown = torch.empty(heads, self._policy.cache_size(columns) // heads, dtype=torch.float32)
+        if old:  # keys are panels of columns, and values of components
+            grown[:, : old * size] = row.own[:, : old * size]
+            values = grown[:, columns * size :].unflatten(1, (-1, columns, panel))
+            values[:, :, :old] = row.own[:, old * size :].unflatten(1, (-1, old, panel))
+        self._policy.reach(sequence.seen + columns)
+        row.own, sequence.own, sequence.columns = grown, grown.data_ptr(), columns
+
+
+class KernelTurns:
+    """The contexts of episodes: their keys and values are kept between the turns, for those that continue them.
+
+    Args:
+        rows: most contexts at once.
+    """
+
+    def __init__(self, kernel: DecodeKernel, model: Any, *, rows: int) -> None:
+        self._slots = KernelSlots(kernel, model, rows=rows)
+        self._held: list[list[int]] = []  # by row: the tokens whose keys and values are kept
+        self._numbers: list[int] = []  # by row: the context that it continued last
+
+    def draw(
+        self, contexts: Sequence[Sequence[int]], draws: Sequence[Draw], ask: Callable[[int, int], None]
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens and log-probabilities (B, T) of one turn of every context, zeros behind the last token of each.
+
+        Contexts that continue in the order of the last time find what they hold; any other is computed from its
+        beginning, equal ones once.
+
+        Args:
+            ask: as `KernelSlots.advance`.
+        """
+        ask(0, 0)
+        found = continued(self._held, self._numbers, contexts)
+        order = self._slots.keep([row in found for row in range(len(self._held))])
+        numbers = [found[row] for row in order]
+        for row, number in enumerate(numbers):
+            self._slots.prepare(row, draws[number], feed=contexts[number][self._slots.held(row) :])
+        taken, fresh = set(numbers), dict[tuple[int, ...], list[int]]()
+        for number, context in enumerate(contexts):
+            if number not in taken:
+                fresh.setdefault(tuple(context), []).append(number)
+        for context, owners in fresh.items():
+            self._slots.join(context, [draws[number] for number in owners])
+            numbers += owners
+        advanced = self._slots.advance(max(draw.limit for draw in draws), ask)
+        ask(int(advanced.lengths.sum()), len(contexts))
+        width = int(advanced.lengths.max())
+        tokens = torch.zeros(len(contexts), width, dtype=torch.int64)
+        logprobs = torch.zeros(len(contexts), width, dtype=torch.float32)
+        self._held, self._numbers = [], numbers
+        for row, (number, length) in enumerate(zip(numbers, advanced.lengths.tolist(), strict=True)):
+            tokens[number, :length] = advanced.tokens[row, :length]
+            logprobs[number, :length] = advanced.logprobs[row, :length]
+            self._held.append([*contexts[number], *advanced.tokens[row, :length].tolist()][: self._slots.held(row)])
+        return tokens, logprobs
