@@ -254,9 +254,8 @@ class ContinuousBatch:
             self._rows, advanced.tokens.tolist(), advanced.logprobs.tolist(), lengths, strict=True
         ):
             finish, taken = None, 0
-            for taken, token in enumerate(tokens[:length], 1):
-                if (finish := _advance(row, token)) is not None:
-                    break  # a stop string, perhaps: the kernel does not know them
+            while taken < length and finish is None:  # a stop string may end it, which the kernel does not know
+                finish, taken = _advance(row, tokens[taken]), taken + 1
             drawn.append(Drawn(row.sequence, tokens[:taken], logprobs[:taken], [], finish))
         if advanced.undrawn:
             rest = self._draw([self._rows[i] for i in advanced.undrawn], advanced.logits)

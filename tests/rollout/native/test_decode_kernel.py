@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from grpo_pl.functional.sampling import Noise, score_gaps, token_keys
 from grpo_pl.rollout.decoding import row_keys
@@ -20,37 +19,12 @@ from grpo_pl.rollout.native.decode_kernel import DecodeKernel, PackedPolicy, bui
 from grpo_pl.rollout.native.decoder_choice import SWITCH, WIDEST, choose_decoder, default_decoder, resumed_decoder
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
-from grpo_pl.types import GenerateRequest, SampleKey, SamplingParams
+from grpo_pl.types import GenerateRequest, SamplingParams
+from tests.kernels import KERNELS, LIBRARY, each_kernel, named_keys, small_model
 from tests.race import logits_along
 
 ROOT = Path(__file__).parents[3]
-LIBRARY = os.environ.get("DECODE_LIBRARY")  # by the test with sanitizers
-KERNELS = built_kernels(Path(LIBRARY) if LIBRARY else None)
-
 pytestmark = pytest.mark.skipif(not KERNELS, reason="no C compiler has built the decode kernel")
-each_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
-
-
-def _model(*, seed=0, qwen3=False, heads=4, key_heads=2, head_size=16, vocabulary=64, intermediate=96, layers=2):
-    kind, config = (Qwen3ForCausalLM, Qwen3Config) if qwen3 else (LlamaForCausalLM, LlamaConfig)
-    shape = {"hidden_size": 2 * heads * 4, "intermediate_size": intermediate, "vocab_size": vocabulary}
-    shape |= {"num_attention_heads": heads, "num_key_value_heads": key_heads, "head_dim": head_size}
-    shape |= {"num_hidden_layers": layers, "max_position_embeddings": 512, "initializer_range": 0.2}
-    biases = {"attention_bias": True} if qwen3 else {"attention_bias": True, "mlp_bias": True}
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = kind(config(**shape, **biases, bos_token_id=None, eos_token_id=None, pad_token_id=None))
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias") or "norm" in name:
-                parameter.data.add_(torch.randn_like(parameter) * 0.2)
-    return model.eval()
-
-
-def _keys(prompts: int, group: int) -> list[list[SampleKey]]:
-    return [
-        [SampleKey(seed=7, split="train", step=0, attempt=0, prompt_id=p, sample=g) for g in range(group)]
-        for p in range(prompts)
-    ]
 
 
 def _draw(kernel: DecodeKernel, model, prompts, keys, *, longest, temperature=1.0, stops=(), ask=lambda *_: None):
@@ -112,7 +86,7 @@ def test_products_are_those_of_double_precision(kernel, rows, inputs, outputs):
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.6, 0.0])
 @pytest.mark.parametrize("qwen3", [False, True], ids=["llama", "qwen3"])
 def test_draws_the_samples_of_the_plain_engine(kernel, qwen3, temperature):
-    model, keys = _model(qwen3=qwen3), _keys(3, 6)
+    model, keys = small_model(qwen3=qwen3), named_keys(3, 6)
     prompts, how = [[5, 9, 1, 7, 3, 3, 8], [2], [11, 4, 30]], {"longest": 20, "temperature": temperature}
     ours = _draw(kernel, model, prompts, keys, stops=[6, 20], **how)
     reference = _reference(model, prompts, keys, stops=[6, 20], **how)
@@ -123,7 +97,7 @@ def test_draws_the_samples_of_the_plain_engine(kernel, qwen3, temperature):
 @each_kernel
 def test_a_large_vocabulary_is_raced_in_slices(kernel):
     """2,500 tokens are two slices and a part of one, which ends within a panel."""
-    model, keys, prompts = _model(vocabulary=2500), _keys(8, 8), [[p, 2499 - p] for p in range(8)]
+    model, keys, prompts = small_model(vocabulary=2500), named_keys(8, 8), [[p, 2499 - p] for p in range(8)]
     ours = _draw(kernel, model, prompts, keys, longest=32)
     reference = _reference(model, prompts, keys, longest=32)
     assert _assert_same_up_to_near_ties(model, prompts, keys, ours, reference) <= 1
@@ -132,7 +106,7 @@ def test_a_large_vocabulary_is_raced_in_slices(kernel):
 
 @each_kernel
 def test_no_bit_depends_on_threads_or_on_other_rows(kernel):
-    model, keys = _model(), _keys(9, 7)
+    model, keys = small_model(), named_keys(9, 7)
     prompts = [[(3 * p + i) % 64 for i in range(1 + 11 * p)] for p in range(9)]
     before, drawn = torch.get_num_threads(), []
     try:
@@ -163,9 +137,9 @@ def test_no_bit_depends_on_threads_or_on_other_rows(kernel):
 def test_any_shape(kernel, prompts, group, longest, heads, head_size, vocabulary, intermediate, temperature):
     """1 to 301 rows, ragged prompts, groups and vocabularies that no tile divides, one token, the whole context."""
     shape = {"heads": heads[0], "key_heads": heads[1], "head_size": head_size, "vocabulary": vocabulary}
-    model = _model(**shape, intermediate=intermediate, layers=1)
+    model = small_model(**shape, intermediate=intermediate, layers=1)
     asked = [[(7 * p + 5 * i) % vocabulary for i in range(length)] for p, length in enumerate(prompts)]
-    keys, how = _keys(len(prompts), group), {"longest": longest, "temperature": temperature, "stops": [1]}
+    keys, how = named_keys(len(prompts), group), {"longest": longest, "temperature": temperature, "stops": [1]}
     ours = _draw(kernel, model, asked, keys, **how)
     engine = NativeEngine()
     engine.decoder = "torch"
@@ -178,7 +152,7 @@ def test_any_shape(kernel, prompts, group, longest, heads, head_size, vocabulary
 
 @each_kernel
 def test_rows_end_at_their_own_limit(kernel):
-    model, limits = _model(), torch.tensor([1, 40, 3])
+    model, limits = small_model(), torch.tensor([1, 40, 3])
     with torch.no_grad():
         policy = PackedPolicy(kernel, model, columns=42)
         asked = {"owners": torch.tensor([0, 0, 1]), "keys": torch.tensor([5, 6, 7]), "temperature": 1.0}
@@ -190,7 +164,7 @@ def test_rows_end_at_their_own_limit(kernel):
 @each_kernel
 def test_a_rollout_is_stopped_from_within(kernel):
     """The third call comes from C: the first one is made before, the second at the first token after 20 ms."""
-    model, asked = _model(layers=4), []
+    model, asked = small_model(layers=4), []
 
     def ask(tokens: int, finished: int) -> None:
         asked.append((tokens, finished))
@@ -198,33 +172,33 @@ def test_a_rollout_is_stopped_from_within(kernel):
             raise RolloutInterrupted
 
     with pytest.raises(RolloutInterrupted):
-        _draw(kernel, model, [[1, 2]] * 64, _keys(64, 16), longest=450, ask=ask)
+        _draw(kernel, model, [[1, 2]] * 64, named_keys(64, 16), longest=450, ask=ask)
     assert asked == sorted(asked) and asked[0] == (0, 0) and 0 < asked[2][0] < 64 * 16 * 450
 
 
 @each_kernel
 def test_tokens_that_the_policy_does_not_know_are_refused(kernel):
     with pytest.raises(ValueError, match=r"a prompt has the token 64, and the policy's vocabulary 64 tokens"):
-        _draw(kernel, _model(), [[1, 64]], _keys(1, 2), longest=4)
+        _draw(kernel, small_model(), [[1, 64]], named_keys(1, 2), longest=4)
 
 
 def test_the_rule_goes_by_width_and_the_switch_overrules_it(monkeypatch):
     monkeypatch.delenv(SWITCH, raising=False)
     fastest = next(iter(built_kernels()))
     monkeypatch.setitem(WIDEST, fastest, 32)
-    assert default_decoder(_model(heads=4)) == fastest  # 32 wide
+    assert default_decoder(small_model(heads=4)) == fastest  # 32 wide
     monkeypatch.setitem(WIDEST, fastest, 31)
-    assert default_decoder(_model(heads=4)) == "torch"  # and not the next fastest
+    assert default_decoder(small_model(heads=4)) == "torch"  # and not the next fastest
     monkeypatch.setenv(SWITCH, "torch")
-    assert default_decoder(_model(heads=1, key_heads=1)) == "torch"
+    assert default_decoder(small_model(heads=1, key_heads=1)) == "torch"
     monkeypatch.setenv(SWITCH, "mmx")
     with pytest.raises(ValueError, match="GRPO_PL_NATIVE is 'mmx': here it can be torch, "):
-        default_decoder(_model())
+        default_decoder(small_model())
 
 
 def test_a_run_that_goes_on_keeps_what_drew_before_or_says_that_it_cannot(monkeypatch):
     monkeypatch.delenv(SWITCH, raising=False)
-    model, fastest = _model(), next(iter(built_kernels()))
+    model, fastest = small_model(), next(iter(built_kernels()))
     monkeypatch.setitem(WIDEST, fastest, 4096)
     assert resumed_decoder("torch", model) == ("torch", None)
     assert resumed_decoder(fastest, model) == (fastest, None)
@@ -248,8 +222,8 @@ def test_what_the_kernel_cannot_do_goes_to_torch_with_one_line(monkeypatch, samp
     engine = NativeEngine()
     how = SamplingParams(max_completion_length=4, **sampling)
     engine.generate(
-        _model(),
-        GenerateRequest(prompt_ids=[[1, 2]], keys=_keys(1, 2), sampling=how, eos_token_ids=[], pad_token_id=0),
+        small_model(),
+        GenerateRequest(prompt_ids=[[1, 2]], keys=named_keys(1, 2), sampling=how, eos_token_ids=[], pad_token_id=0),
     )
     assert "own forward pass" in engine.describe() and reason in engine.describe()
 
@@ -258,16 +232,16 @@ def test_what_the_kernel_cannot_do_goes_to_torch_with_one_line(monkeypatch, samp
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 def test_logits_that_are_not_finite_show_in_the_log_probability(kernel, temperature):
     """One number in the middle of a slice of the vocabulary; the engine ends the run where it sees one."""
-    model = _model(vocabulary=200)
+    model = small_model(vocabulary=200)
     with torch.no_grad():
         model.lm_head.weight[77] = torch.nan
-    _, logprobs, _ = _draw(kernel, model, [[1, 2, 3]], _keys(1, 4), longest=3, temperature=temperature)
+    _, logprobs, _ = _draw(kernel, model, [[1, 2, 3]], named_keys(1, 4), longest=3, temperature=temperature)
     assert logprobs.isnan().all()
 
 
 def test_weights_of_several_types_go_to_torch(monkeypatch):
     monkeypatch.setenv(SWITCH, next(iter(built_kernels())))
-    model = _model()
+    model = small_model()
     model.model.layers[0].mlp.double()
     name, reason = choose_decoder(model, SamplingParams(max_completion_length=1), stop_strings=False)
     assert name == "torch" and reason == "computes in float32 on CPUs, and the policy in float32 and float64 on cpu"
@@ -281,6 +255,7 @@ def test_a_library_that_does_not_load_leaves_the_draws_to_torch(tmp_path, caplog
 
 # --- other builds -----------------------------------------------------------------------------------------------------
 
+BESIDE = [str(Path(__file__).with_name("test_kernel_slots.py"))]
 CSRC = ROOT / "grpo_pl/rollout/native/csrc"
 COMPILER = os.environ.get("CC", "gcc")
 builds_anew = pytest.mark.skipif(
@@ -294,7 +269,7 @@ def _tested_again(sources: Path, library: Path, *flags: str, **environment: str)
     shared = ["-std=gnu11", "-fPIC", "-shared", "-pthread", *flags]
     subprocess.run([COMPILER, *shared, *files, "-lm", "-o", str(library)], check=True, capture_output=True)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", __file__],
+        [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", __file__, *BESIDE],
         env={**os.environ, **environment, "DECODE_LIBRARY": str(library)},
         cwd=ROOT,
         capture_output=True,
