@@ -6,6 +6,7 @@ SOURCES = ["decode.c", "avx512.c", "avx2.c", "baseline.c"]
 FOLDER = "grpo_pl/rollout/native/csrc"
 
 setup(
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},  # one wheel for every Python: the library calls none of it
     ext_modules=[
         Extension(
             "grpo_pl.rollout.native._decode",  # a plain library, which ctypes loads: it knows nothing of Python
@@ -17,5 +18,5 @@ setup(
             py_limited_api=True,
             optional=True,
         )
-    ]
+    ],
 )

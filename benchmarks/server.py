@@ -22,6 +22,7 @@ from grpo_pl.policy.export import export_policy
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards import FormatReward, MathReward
+from grpo_pl.rollout.native.decoder_choice import default_decoder
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.types import GenerateRequest, SampleKey, SamplingParams
 
@@ -34,10 +35,12 @@ def build_export(folder: Path) -> Path:
     config = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())["model"]["policy"]["from_scratch"]
     policy = PolicyConfig(from_scratch={**config, "max_position_embeddings": 512})
     tokenizer = load_tokenizer(policy)
+    model = load_model(policy, tokenizer)
     export_policy(
         folder,
-        model=load_model(policy, tokenizer),
+        model=model,
         tokenizer=tokenizer,
+        decoder=default_decoder(model),
         template=PromptTemplate(),
         rewards=[MathReward(), FormatReward(weight=0.1)],
         sampling=SamplingParams(max_completion_length=256),

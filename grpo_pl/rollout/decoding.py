@@ -148,7 +148,9 @@ def pad_left(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
 
 def completion_mask(completion_ids: Tensor, eos_token_ids: Sequence[int]) -> Tensor:
     """(B, T) bool: every token up to and including the first EOS. By position, so padding may equal EOS."""
-    is_eos = torch.isin(completion_ids, completion_ids.new_tensor(list(eos_token_ids)))
+    is_eos = torch.zeros_like(completion_ids, dtype=torch.bool)
+    for eos in eos_token_ids:  # few: faster than torch.isin
+        is_eos |= completion_ids == eos
     eos_before = is_eos.cumsum(dim=1) - is_eos.long()
     return eos_before == 0
 

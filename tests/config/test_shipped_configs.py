@@ -5,12 +5,15 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from grpo_pl.config.shipped import CONFIGS, short_name, with_shipped_configs
+from grpo_pl.rollout.native.decode_kernel import built_kernels
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ["grpo_pl", "serve", "configs", "pyproject.toml", "setup.py", "README.md", "LICENSE"]
@@ -50,6 +53,45 @@ def test_a_wheel_holds_every_file_that_the_package_reads(tmp_path: Path, compile
     names = _built("wheel", tmp_path / "source", environment)
     assert wanted - names <= {"grpo_pl/configs"}
     assert any(name.startswith("grpo_pl/rollout/native/_decode") for name in names) == compiler
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_a_wheel_draws_with_its_kernel_where_there_is_no_compiler(tmp_path: Path) -> None:
+    """Installed into a fresh environment; torch and transformers are those of this one."""
+    _copy(SOURCES, tmp_path / "source")
+    _built("wheel", tmp_path / "source", dict(os.environ))
+    (wheel,) = (tmp_path / "source" / "built").iterdir()
+    assert "-cp311-abi3-" in wheel.name  # for every Python from 3.11 on
+    subprocess.run([sys.executable, ROOT / ".ci" / "wheel_has_kernel.py", wheel], check=True)
+    fresh = tmp_path / "fresh"
+    venv.create(fresh, with_pip=False)
+    python = fresh / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", "--no-index", str(wheel)]
+    subprocess.run(pip, check=True, capture_output=True)
+    program = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+import grpo_pl
+from grpo_pl.rollout.native.engine import NativeEngine
+from grpo_pl.types import GenerateRequest, SampleKey, SamplingParams
+shape = dict(hidden_size=32, intermediate_size=64, vocab_size=40, num_hidden_layers=1, num_attention_heads=2)
+engine, key = NativeEngine(), SampleKey(seed=0, split="train", step=0, attempt=0, prompt_id=0, sample=0)
+request = GenerateRequest(
+    prompt_ids=[[1, 2]],
+    keys=[[key]],
+    sampling=SamplingParams(max_completion_length=4),
+    eos_token_ids=[],
+    pad_token_id=0,
+)
+print(engine.generate(LlamaForCausalLM(LlamaConfig(**shape)), request).lengths.tolist(), grpo_pl.__file__)
+print(engine.describe())
+"""
+    environment = {**os.environ, "PATH": str(fresh / "bin"), "PYTHONPATH": sysconfig.get_paths()["purelib"]}
+    environment["GRPO_PL_NATIVE"] = next(iter(built_kernels()), "avx2")
+    done = subprocess.run([str(python), "-c", program], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"[4] {fresh}" in done.stdout and "the decode kernel (" in done.stdout
 
 
 def test_a_source_distribution_builds_the_same_wheel(tmp_path: Path) -> None:

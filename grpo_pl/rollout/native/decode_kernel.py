@@ -16,7 +16,7 @@ from torch import Tensor
 
 from grpo_pl.policy.library_internals import unwrap
 from grpo_pl.policy.weights import whole
-from grpo_pl.rollout.native.weights import fused_linear
+from grpo_pl.rollout.native.weights import linear_parts
 
 log = logging.getLogger(__name__)
 _NO_MEMORY = 2
@@ -65,8 +65,9 @@ class _Kernel(Structure):
     _fields_: ClassVar[Sequence[Any]] = (
         ("name", c_char_p),
         ("panel", c_int32),
+        ("lanes", c_int32),
         ("supported", CFUNCTYPE(c_int32)),
-        ("pack", CFUNCTYPE(None, c_void_p, c_int32, c_int32, c_void_p)),
+        ("pack", CFUNCTYPE(None, c_void_p, c_int32, c_int32, c_int32, c_void_p)),
         ("rollout", CFUNCTYPE(c_int32, POINTER(_Model), POINTER(_Request))),
         ("advance", CFUNCTYPE(c_int32, POINTER(_Model), c_void_p)),
         ("multiply", CFUNCTYPE(None, POINTER(_Matrix), c_void_p, c_int32, c_void_p)),
@@ -104,17 +105,17 @@ class DecodeKernel:
 
     def __init__(self, functions: _Kernel) -> None:
         self._functions = functions
-        self.name, self.panel = functions.name.decode(), int(functions.panel)
+        self.name, self.panel, self.lanes = functions.name.decode(), int(functions.panel), int(functions.lanes)
 
     def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x Wᵀ + b by the kernel's product, x (rows, in) and W (out, in): for tests and benchmarks."""
-        matrix = self.matrix(weight, bias)
+        matrix = self.matrix([weight], [bias])
         y = torch.empty(len(x), self.whole_panels(len(weight)), dtype=torch.float32)
         self._functions.multiply(byref(matrix.fields), _pointer(x, x.shape), len(x), _pointer(y, y.shape))
         return y[:, : len(weight)]
 
-    def matrix(self, weight: Tensor, bias: Tensor | None = None) -> PackedMatrix:
-        return PackedMatrix(self._functions, weight.contiguous(), bias)
+    def matrix(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> PackedMatrix:
+        return PackedMatrix(self._functions, weights, biases)
 
     def whole_panels(self, n: int) -> int:
         """The least multiple of a panel's outputs or columns that holds ``n``."""
@@ -133,17 +134,22 @@ class DecodeKernel:
 
 
 class PackedMatrix:
-    """A matrix (out, in) and its bias, as the kernel reads them."""
+    """Matrices (out, in) with one input, and their biases, below one another as the kernel reads them."""
 
-    def __init__(self, kernel: _Kernel, weight: Tensor, bias: Tensor | None) -> None:
-        outputs, inputs = weight.shape
+    def __init__(self, kernel: _Kernel, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
+        outputs, inputs = sum(map(len, weights)), weights[0].shape[1]
         panels = -(-outputs // kernel.panel)
         self._panels = torch.empty(panels, inputs, kernel.panel, dtype=torch.float32)
-        kernel.pack(_pointer(weight, (outputs, inputs)), outputs, inputs, self._panels.data_ptr())
         self._bias: Tensor | None = None
-        if bias is not None:
+        if any(bias is not None for bias in biases):
             self._bias = torch.zeros(panels * kernel.panel, dtype=torch.float32)
-            self._bias[:outputs] = bias
+        first = 0
+        for weight, bias in zip(weights, biases, strict=True):
+            count, weight = len(weight), weight.contiguous()
+            kernel.pack(_pointer(weight, (count, inputs)), first, count, inputs, self._panels.data_ptr())
+            if self._bias is not None and bias is not None:
+                self._bias[first : first + count] = bias
+            first += count
         self.fields = _Matrix(
             self._panels.data_ptr(), None if self._bias is None else self._bias.data_ptr(), inputs, outputs
         )
@@ -196,7 +202,9 @@ class PackedPolicy:
 
     def cache_size(self, columns: int) -> int:
         """Numbers in the keys and values of so many tokens, whole panels of them, as ``body.h`` lays them out."""
-        return columns * self.fields.layers * self.fields.key_heads * (self.fields.head_size + self.value_size)
+        size = self.fields.head_size
+        values = -(-size // self.value_panel) * self.value_panel
+        return columns * self.fields.layers * self.fields.key_heads * (size + values)
 
     def check_tokens(self, tokens: Tensor) -> None:
         if int(tokens.min()) < 0 or int(tokens.max()) >= self.vocabulary:
@@ -204,9 +212,9 @@ class PackedPolicy:
             raise ValueError(f"a prompt has the token {wrong}, and the policy's vocabulary {self.vocabulary} tokens.")
 
     @property
-    def value_size(self) -> int:
-        """Numbers of a value of one head, filled up to whole panels."""
-        return self._kernel.whole_panels(self.fields.head_size)
+    def value_panel(self) -> int:
+        """Components of a panel of values."""
+        return self._kernel.lanes if self.fields.head_size <= self._kernel.lanes else self._kernel.panel
 
     def _layer(self, layer: Any, width: int, size: int) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
@@ -227,9 +235,10 @@ class PackedPolicy:
 
     def _matrix(self, modules: Sequence[Any], inputs: int, outputs: int) -> _Matrix:
         """Several linear layers with one input as one product."""
-        weight, bias = fused_linear(modules)
-        assert weight.shape == (outputs, inputs), (weight.shape, outputs, inputs)
-        packed = self._kernel.matrix(weight, bias)
+        packed = self._kernel.matrix(*linear_parts(modules))
+        assert (packed.fields.outputs, packed.fields.inputs) == (outputs, inputs), (
+            "the layers have other sizes than the config says"
+        )
         self._kept.append(packed)
         return packed.fields
 

@@ -187,6 +187,8 @@ class _TurnsEngine(NativeEngine):
     def _draw_turn(
         self, slots: KernelTurns, contexts: Sequence[Sequence[int]], keys: Tensor, monitor: DecodeMonitor
     ) -> tuple[Tensor, Tensor]:
-        ends, sampling = frozenset(monitor.eos), monitor.sampling
-        how = {"temperature": sampling.temperature, "limit": sampling.max_completion_length, "ends": ends}
-        return slots.draw(contexts, [Draw(key=key, **how) for key in keys.tolist()], monitor.follow)
+        ends, longest = frozenset(monitor.eos), monitor.sampling.max_completion_length
+        draws = [
+            Draw(key=key, temperature=monitor.sampling.temperature, limit=longest, ends=ends) for key in keys.tolist()
+        ]
+        return slots.draw(contexts, draws, monitor.follow)

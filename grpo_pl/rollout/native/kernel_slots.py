@@ -231,7 +231,7 @@ class KernelSlots:
         needed, old = sequence.fed + sequence.waiting + steps, int(sequence.columns)
         if needed <= old:
             return
-        columns, panel = self._kernel.whole_panels(max(needed, 2 * old)), self._kernel.panel
+        columns, panel = self._kernel.whole_panels(max(needed, 2 * old)), self._policy.value_panel
         heads, size = self._policy.fields.layers * self._policy.fields.key_heads, self._policy.fields.head_size
         grown = torch.empty(heads, self._policy.cache_size(columns) // heads, dtype=torch.float32)
         if old:  # keys are panels of columns, and values of components

@@ -20,9 +20,8 @@ from grpo_pl.policy.weights import whole
 _STATIC_ROTARY = ("default", "linear", "llama3", "yarn")  # the others change with the length that was seen
 
 
-def fused_linear(modules: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
-    """Weight (out, in) and bias of linear layers with one input as one product; active LoRA adapters are merged into a
-    copy."""
+def linear_parts(modules: Sequence[Any]) -> tuple[list[Tensor], list[Tensor | None]]:
+    """Weight (out, in) and bias of each linear layer; active LoRA adapters are merged into a copy."""
     weights, biases = list[Tensor](), list[Tensor | None]()
     for module in modules:
         base = module.base_layer if is_adapted(module) else module
@@ -31,6 +30,12 @@ def fused_linear(modules: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
         for adapter in unmerged_adapters(module):
             weight = weight + module.get_delta_weight(adapter).detach()
         weights.append(weight)
+    return weights, biases
+
+
+def fused_linear(modules: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
+    """`linear_parts` of layers with one input as one product, weight (out, in) and bias."""
+    weights, biases = linear_parts(modules)
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
     if all(bias is None for bias in biases):
         return weight, None

@@ -12,7 +12,7 @@
 
 static int supported(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
-const struct kernel kernel_avx2 = {"avx2", PANEL, supported, pack, rollout, advance, multiply_alone};
+const struct kernel kernel_avx2 = {"avx2", PANEL, LANES, supported, pack, rollout, advance, multiply_alone};
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

@@ -16,7 +16,7 @@ static int supported(void)
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("fma");
 }
 
-const struct kernel kernel_avx512 = {"avx512", PANEL, supported, pack, rollout, advance, multiply_alone};
+const struct kernel kernel_avx512 = {"avx512", PANEL, LANES, supported, pack, rollout, advance, multiply_alone};
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

@@ -12,4 +12,4 @@ const struct kernel kernel_baseline = {
 #else
     "sse2",
 #endif
-    PANEL, supported, pack, rollout, advance, multiply_alone};
+    PANEL, LANES, supported, pack, rollout, advance, multiply_alone};

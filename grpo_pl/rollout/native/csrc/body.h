@@ -26,6 +26,8 @@
 #define PANEL (VECTORS * LANES)
 #define PREFILLED 64  /* most tokens of a prompt that pass the layers together */
 #define MOST_ROWS 32  /* most rows that a thread takes together */
+#define FEWER_ROWS 16 /* the same where the weights of a layer are few, so that caches matter more: measured on Zen 4 */
+#define FEW (1 << 18) /* numbers */
 #define LOOKING 24    /* queries that look into one sequence together */
 #define SLICE 1024    /* tokens of the vocabulary that are raced at once: their logits stay in the cache */
 #define RACED 2       /* vectors of tokens that are raced together: SLICE and panels are whole numbers of them */
@@ -135,24 +137,25 @@ INLINE vec arrival_time(vec u)
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
-/* y (rows, PANEL) = x (rows, in) times one panel, plus the bias, plus what is there if `add`; `rows` is a constant. */
-INLINE void tile(const int rows, const float *panel, int in, const float *x, size_t x_stride, float *y, size_t y_stride,
-                 const float *bias, int add)
+/* y (rows, outputs) = x (rows, in) times one panel, plus the bias, plus what is there if `add`; `rows` and `vectors`, the
+ * width of the panel, are constants. */
+INLINE void tile(const int rows, const int vectors, const float *panel, int in, const float *x, size_t x_stride, float *y,
+                 size_t y_stride, const float *bias, int add)
 {
     vec sum[TILE][VECTORS];
     UNROLL for (int r = 0; r < rows; r++) {
-        UNROLL for (int v = 0; v < VECTORS; v++) sum[r][v] = (vec){0};
+        UNROLL for (int v = 0; v < vectors; v++) sum[r][v] = (vec){0};
     }
-    for (int k = 0; k < in; k++, panel += PANEL) {
+    for (int k = 0; k < in; k++, panel += vectors * LANES) {
         vec weight[VECTORS];
-        UNROLL for (int v = 0; v < VECTORS; v++) weight[v] = load(panel + v * LANES);
+        UNROLL for (int v = 0; v < vectors; v++) weight[v] = load(panel + v * LANES);
         UNROLL for (int r = 0; r < rows; r++) {
             vec input = all(x[r * x_stride + k]);
-            UNROLL for (int v = 0; v < VECTORS; v++) sum[r][v] += input * weight[v];
+            UNROLL for (int v = 0; v < vectors; v++) sum[r][v] += input * weight[v];
         }
     }
     UNROLL for (int r = 0; r < rows; r++) {
-        UNROLL for (int v = 0; v < VECTORS; v++) {
+        UNROLL for (int v = 0; v < vectors; v++) {
             float *to = y + r * y_stride + v * LANES;
             vec value = sum[r][v];
             if (bias != NULL) value += load(bias + v * LANES);
@@ -164,16 +167,16 @@ INLINE void tile(const int rows, const float *panel, int in, const float *x, siz
 
 /* y (rows, out) = x (rows, in) times a matrix of panels that lie `panel_stride` floats apart. Rows are spread evenly over
  * the tiles; each panel meets all of them before the next one is read. */
-static void product(const float *panels, size_t panel_stride, int in, int out, const float *x, size_t x_stride, int rows,
-                    float *y, size_t y_stride, const float *bias, int add)
+INLINE void product_of(const int vectors, const float *panels, size_t panel_stride, int in, int out, const float *x,
+                       size_t x_stride, int rows, float *y, size_t y_stride, const float *bias, int add)
 {
     int tiles = (rows + TILE - 1) / TILE;
-    for (int o = 0; o < out; o += PANEL, panels += panel_stride) {
+    for (int o = 0; o < out; o += vectors * LANES, panels += panel_stride) {
         for (int t = 0; t < tiles; t++) {
             int first = (int)((int64_t)rows * t / tiles), last = (int)((int64_t)rows * (t + 1) / tiles);
             const float *from = x + first * x_stride, *offset = bias == NULL ? NULL : bias + o;
             float *to = y + first * y_stride + o;
-#define TILE_OF(n) case n: tile(n, panels, in, from, x_stride, to, y_stride, offset, add); break;
+#define TILE_OF(n) case n: tile(n, vectors, panels, in, from, x_stride, to, y_stride, offset, add); break;
             switch (last - first) {
                 TILE_OF(1) TILE_OF(2) TILE_OF(3) TILE_OF(4) TILE_OF(5) TILE_OF(6)
 #if TILE > 6
@@ -182,6 +185,12 @@ static void product(const float *panels, size_t panel_stride, int in, int out, c
             }
         }
     }
+}
+
+static __attribute__((noinline)) void product(const float *panels, size_t panel_stride, int in, int out, const float *x, size_t x_stride, int rows,
+                    float *y, size_t y_stride, const float *bias, int add)
+{
+    product_of(VECTORS, panels, panel_stride, in, out, x, x_stride, rows, y, y_stride, bias, add);
 }
 
 static void multiply(const struct matrix *m, const float *x, size_t x_stride, int rows, float *y, size_t y_stride, int add)
@@ -194,15 +203,18 @@ static void multiply_alone(const struct matrix *m, const float *x, int32_t rows,
     multiply(m, x, m->in, rows, y, round_up(m->out, PANEL), 0);
 }
 
-static void pack(const float *weight, int32_t out, int32_t in, float *panels)
+/* Puts the outputs of `weight` (out, in) into panels, from output `first` on; the rest of the last panel becomes zeros,
+ * unless more outputs follow. */
+static void pack(const float *weight, int32_t first, int32_t out, int32_t in, float *panels)
 {
-    for (int first = 0; first < out; first += PANEL, panels += (size_t)in * PANEL) {
-        int count = out - first < PANEL ? out - first : PANEL;
-        const float *from = weight + (size_t)first * in;
-        for (int k = 0; k < in; k++) {
-            for (int o = 0; o < count; o++) panels[(size_t)k * PANEL + o] = from[(size_t)o * in + k];
-            for (int o = count; o < PANEL; o++) panels[(size_t)k * PANEL + o] = 0.0f;
-        }
+    int32_t end = (int32_t)round_up(first + out, PANEL);
+    for (int32_t o = first; o < end; o++) {
+        float *to = panels + (size_t)(o / PANEL) * PANEL * in + o % PANEL;
+        const float *from = weight + (size_t)(o - first) * in;
+        if (o < first + out)
+            for (int32_t k = 0; k < in; k++) to[(size_t)k * PANEL] = from[k];
+        else
+            for (int32_t k = 0; k < in; k++) to[(size_t)k * PANEL] = 0.0f;
     }
 }
 
@@ -210,13 +222,18 @@ static void pack(const float *weight, int32_t out, int32_t in, float *panels)
 
 /* The cache of a sequence of up to `columns` tokens (whole panels of them): by layer and key head the keys in panels of
  * columns, (columns / PANEL, head_size, PANEL), then the values in panels of components, (head_size / PANEL, columns,
- * PANEL). */
+ * PANEL); of small heads in one of a single vector, (columns, LANES). */
 struct cache {
     float *start;
     size_t columns;
 };
 
-static size_t floats_of_values(const struct model *m, size_t columns) { return columns * round_up(m->head_size, PANEL); }
+static size_t value_panel(const struct model *m) { return m->head_size <= LANES ? LANES : PANEL; }
+
+static size_t floats_of_values(const struct model *m, size_t columns)
+{
+    return columns * round_up(m->head_size, value_panel(m));
+}
 
 static size_t floats_of_head(const struct model *m, size_t columns)
 {
@@ -241,12 +258,12 @@ static float *values_of(const struct model *m, struct cache c, int layer, int he
 static void remember(const struct model *m, struct cache c, int layer, int head, size_t column, const float *key,
                      const float *value)
 {
-    size_t size = m->head_size;
+    size_t size = m->head_size, panel = value_panel(m);
     float *keys = keys_of(m, c, layer, head) + column / PANEL * PANEL * size + column % PANEL;
-    float *values = values_of(m, c, layer, head) + column * PANEL;
+    float *values = values_of(m, c, layer, head) + column * panel;
     for (size_t d = 0; d < size; d++) keys[d * PANEL] = key[d];
-    for (size_t d = 0; d < size; d += PANEL, values += c.columns * PANEL)
-        memcpy(values, value + d, (size - d < PANEL ? size - d : PANEL) * sizeof(float));
+    for (size_t d = 0; d < size; d += panel, values += c.columns * panel)
+        memcpy(values, value + d, (size - d < panel ? size - d : panel) * sizeof(float));
 }
 
 /* One token on its way through the layers: of a prompt, or of a sequence behind its prompt. */
@@ -363,6 +380,18 @@ static void hide(float *scores, size_t from, size_t to)
     for (size_t c = from; c < to; c++) scores[c] = -INFINITY;
 }
 
+/* found (queries, head_size) = weights (queries, columns) times the values of a cache, plus what is there if `add`. */
+static void weighted(const struct model *m, struct cache c, int layer, int head, int columns, const float *weights,
+                     size_t weight_stride, int queries, float *found, size_t found_stride, int add)
+{
+    const float *values = values_of(m, c, layer, head);
+    if (m->head_size <= LANES)
+        product_of(1, values, 0, columns, LANES, weights, weight_stride, queries, found, found_stride, NULL, add);
+    else
+        product(values, c.columns * PANEL, columns, m->head_size, weights, weight_stride, queries, found, found_stride, NULL,
+                add);
+}
+
 /* What the queries of one key head's group, in the rows from `first` to `last` of one prompt, find: into `mixed`. Their
  * scores lie side by side, those of the prompt (`shared` columns) and then those of the row's own tokens. */
 static void look(const struct model *m, struct work *w, int layer, int head, int first, int last)
@@ -393,13 +422,12 @@ static void look(const struct model *m, struct work *w, int layer, int head, int
             sums[r * group + g] = weigh(scores, end);
         }
     }
-    product(values_of(m, place->shared, layer, head), place->shared.columns * PANEL, shared, size, w->scores,
-            w->score_stride, queries, w->found, w->head_stride, NULL, 0);
+    weighted(m, place->shared, layer, head, shared, w->scores, w->score_stride, queries, w->found, w->head_stride, 0);
     for (int r = 0; r < last - first; r++)
         if (place[r].own.columns)
-            product(values_of(m, place[r].own, layer, head), place[r].own.columns * PANEL, place[r].behind, size,
-                    w->scores + (size_t)r * group * w->score_stride + behind, w->score_stride, group,
-                    w->found + (size_t)r * group * w->head_stride, w->head_stride, NULL, 1);
+            weighted(m, place[r].own, layer, head, place[r].behind,
+                     w->scores + (size_t)r * group * w->score_stride + behind, w->score_stride, group,
+                     w->found + (size_t)r * group * w->head_stride, w->head_stride, 1);
     for (int q = 0; q < queries; q++) {
         float *to = w->mixed + (first + q / group) * w->mixed_stride + at + (size_t)(q % group) * size;
         for (int d = 0; d < size; d++) to[d] = w->found[q * w->head_stride + d] / sums[q];
@@ -523,7 +551,7 @@ static void run(struct race *race, float *logits, int count, int first)
     for (int i = 0; i < LANES; i++) ids[i] = (uint32_t)(first + i);
     for (int i = 0; i < end; i += RACED * LANES) { /* one look at whether any of these can win */
         ivec may = {0};
-        vec chance[RACED], u[RACED];
+        vec chance[RACED], u[RACED] = {{0}};
         UNROLL for (int j = 0; j < RACED; j++, ids += LANES) {
             chance[j] = exponential(load(logits + i + j * LANES) - race->most);
             sum += chance[j];
@@ -795,6 +823,16 @@ static void together(struct job *job, stage *stage, int threads)
     for (int i = 0; i < others; i++) pthread_join(started[i], NULL);
 }
 
+/* Most rows that a thread takes together: many of them share one read of the weights, few of them keep their keys and
+ * values in the cache. */
+static int rows_together(const struct model *m)
+{
+    const struct matrix *all[] = {&m->layer->qkv, &m->layer->output, &m->layer->gate_up, &m->layer->down};
+    size_t numbers = 0;
+    for (int i = 0; i < 4; i++) numbers += (size_t)all[i]->in * all[i]->out;
+    return numbers <= FEW ? FEWER_ROWS : MOST_ROWS;
+}
+
 /* Reads the prompts of a batch, and then draws from its sequences. */
 static int32_t advance(const struct model *m, const struct batch *batch)
 {
@@ -809,7 +847,7 @@ static int32_t advance(const struct model *m, const struct batch *batch)
     if (batch->prompts) together(&job, read_prompts, smaller(batch->threads, batch->prompts));
     if (batch->sequences && job.outcome == DONE) {
         int threads = smaller(batch->threads, batch->sequences);
-        job.slots = smaller(MOST_ROWS, (batch->sequences + threads - 1) / threads);
+        job.slots = smaller(rows_together(m), (batch->sequences + threads - 1) / threads);
         together(&job, draw_rows, threads);
     }
     pthread_cond_destroy(&job.through);

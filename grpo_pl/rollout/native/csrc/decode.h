@@ -89,9 +89,9 @@ enum outcome { DONE = 0, STOPPED = 1, NO_MEMORY = 2 };
 
 struct kernel { /* the same code for one instruction set */
     const char *name;
-    int32_t panel; /* outputs of a panel */
+    int32_t panel, lanes; /* outputs of a panel, and of a vector */
     int (*supported)(void);
-    void (*pack)(const float *weight, int32_t out, int32_t in, float *panels);
+    void (*pack)(const float *weight, int32_t first, int32_t out, int32_t in, float *panels);
     int32_t (*rollout)(const struct model *, const struct request *);
     int32_t (*advance)(const struct model *, const struct batch *);
     void (*multiply)(const struct matrix *, const float *x, int32_t rows, float *y); /* y has whole panels */
