@@ -81,7 +81,6 @@ class NativeEngine(PlainEngine):
     ) -> tuple[Tensor, Tensor]:
         """Tokens and log-probabilities (B, T) of all rows."""
         prompts, longest = monitor.request.prompt_ids, monitor.sampling.max_completion_length
-
         tokens, logprobs, lengths = draw_rollout(
             kernel,
             PackedPolicy(kernel, model, columns=max(map(len, prompts)) + longest),
@@ -187,8 +186,9 @@ class _TurnsEngine(NativeEngine):
     def _draw_turn(
         self, slots: KernelTurns, contexts: Sequence[Sequence[int]], keys: Tensor, monitor: DecodeMonitor
     ) -> tuple[Tensor, Tensor]:
-        ends, longest = frozenset(monitor.eos), monitor.sampling.max_completion_length
+        ends, temperature = frozenset(monitor.eos), monitor.sampling.temperature
         draws = [
-            Draw(key=key, temperature=monitor.sampling.temperature, limit=longest, ends=ends) for key in keys.tolist()
+            Draw(key=key, temperature=temperature, limit=limit, ends=ends)
+            for key, limit in zip(keys.tolist(), monitor.request.row_limits, strict=True)
         ]
         return slots.draw(contexts, draws, monitor.follow)
