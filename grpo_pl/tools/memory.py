@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 GIB = 2**30
 PROGRAM = 0.45 * GIB
 """Main memory of Python, torch, transformers and Lightning beside all tensors, measured on Linux."""
+_RACED = 1024  # logits of a row that the decode kernel holds at once
 Layout = Literal["single", "ddp", "fsdp"]
 
 
@@ -35,6 +36,18 @@ class Shape:
     key: int
     """Key heads times head size."""
     vocabulary: int
+    head_size: int = 0
+    """0 where it does not matter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelLayout:
+    """The decode kernel that draws the rollouts of a process."""
+
+    panel: int
+    """Columns, and components of values, are filled up to multiples of it."""
+    rows: int
+    """Most rows under way, of all threads together: the others wait, and have no keys and values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +79,8 @@ class Workload:
     """Per parameter, of that engine's copy."""
     engine_keeps_rows: bool = False
     """That engine keeps keys and values of all rows while it draws, as one in this process does."""
+    kernel: KernelLayout | None = None
+    """None where torch draws."""
     ahead: int = 0
     """Rollouts that are drawn beside an update."""
     quantized: bool = False
@@ -136,6 +151,7 @@ def shape_of(model: PreTrainedModel) -> Shape:
         query=heads * size,
         key=(getattr(config, "num_key_value_heads", None) or heads) * size,
         vocabulary=config.vocab_size,
+        head_size=size,
     )
 
 
@@ -223,19 +239,37 @@ def head_bytes(shape: Shape, work: Workload) -> float:
 
 
 def rollout_bytes(shape: Shape, work: Workload) -> dict[str, float]:
-    """Keys and values of all rows at full length, which is more than a CPU needs where a group shares its prompt, and
-    the engine's own copy of the weights; nothing for an engine that keeps its memory all the time."""
+    """Keys and values at full length, where torch draws of all rows, which is more than a CPU needs where a group shares
+    its prompt; and the engine's own copy of the weights. Nothing for an engine that keeps its memory all the time."""
     if work.engine_bytes is not None and not work.engine_keeps_rows:
         return {}
-    columns = work.prompt_tokens + work.completion_tokens
+    if work.kernel is not None:
+        keys_and_values, logits = _kernel_bytes(shape, work, work.kernel)
+    else:
+        columns = work.prompt_tokens + work.completion_tokens
+        keys_and_values = float(work.rows * columns * shape.layers * 2 * shape.key * work.compute_bytes)
+        logits = 3.0 * work.rows * shape.vocabulary * 4
     parts = {
-        "keys and values": float(work.rows * columns * shape.layers * 2 * shape.key * work.compute_bytes),
-        "weights for decoding": float(shape.parameters * work.compute_bytes),
-        "logits": 3.0 * work.rows * shape.vocabulary * 4,
+        "keys and values": keys_and_values,
+        "weights for decoding": float(shape.parameters * work.compute_bytes),  # joined or packed: a second copy
+        "logits": logits,
     }
     if work.layout == "fsdp" and work.engine_bytes is None:
         parts["gathered weights"] = float(shape.parameters * work.compute_bytes)
     return parts
+
+
+def _kernel_bytes(shape: Shape, work: Workload, kernel: KernelLayout) -> tuple[float, float]:
+    """Keys and values of the decode kernel, each prompt once and each row under way; its activations and logits."""
+
+    def filled(n: int) -> int:
+        return -(-n // kernel.panel) * kernel.panel
+
+    live = min(work.rows, kernel.rows)
+    columns = -(-work.rows // work.group_size) * filled(work.prompt_tokens) + live * filled(work.completion_tokens)
+    column = shape.layers * (shape.key + shape.key // shape.head_size * filled(shape.head_size))
+    activations = live * (2 * shape.hidden + 3 * shape.intermediate + 2 * shape.query + _RACED)
+    return 4.0 * columns * column, 4.0 * activations
 
 
 def token_budget(shape: Shape, work: Workload, memory: float) -> int:

@@ -21,9 +21,12 @@ from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import FROM_DATA
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.child import NativeChildEngine
+from grpo_pl.rollout.native.decode_kernel import MOST_ROWS, built_kernels
+from grpo_pl.rollout.native.decoder_choice import default_decoder
 from grpo_pl.rollout.native.engine import NativeEngine
+from grpo_pl.rollout.native.weights import refuse_llama_family
 from grpo_pl.rollout.ray import RayEngine
-from grpo_pl.tools.memory import Layout, Workload, shape_of, teacher_bytes
+from grpo_pl.tools.memory import KernelLayout, Layout, Workload, shape_of, teacher_bytes
 from grpo_pl.training.defaults import prompts_of_a_step
 from grpo_pl.training.frozen_models import teacher_configs
 from grpo_pl.training.microbatches import MOST_TOKENS
@@ -151,3 +154,14 @@ def workload(parts: Any, *, gpus: int, prompt_tokens: int, context: int | None =
         own_teacher=algorithm.teacher_weights == "average" or (algorithm.teacher_weights == "start" and not adapted),
         own_head=algorithm.teaches_itself and algorithm.needs_divergence,
     )
+
+
+def kernel_of(parts: Any, work: Workload, model: Any) -> KernelLayout | None:
+    """The decode kernel that draws the run's rollouts on this machine; None if torch does."""
+    engine = build(RolloutEngine, parts.model.engine, "model.engine") if parts.model.engine else NativeEngine()
+    if not isinstance(engine, NativeEngine | NativeChildEngine) or not work.in_main_memory or work.compute_bytes != 4:
+        return None
+    if parts.model.sampling.stop or refuse_llama_family(model, length=1) is not None:
+        return None
+    kernel = built_kernels().get(default_decoder(model))
+    return None if kernel is None else KernelLayout(panel=kernel.panel, rows=MOST_ROWS * torch.get_num_threads())

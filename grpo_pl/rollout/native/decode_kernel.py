@@ -19,6 +19,8 @@ from grpo_pl.policy.weights import whole
 from grpo_pl.rollout.native.weights import linear_parts
 
 log = logging.getLogger(__name__)
+MOST_ROWS = 32
+"""Most rows that a thread of the kernel takes together, as in ``body.h``."""
 _NO_MEMORY = 2
 
 

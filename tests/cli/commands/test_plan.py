@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ import torch
 import yaml
 
 from grpo_pl.cli.commands.plan import plan
+from grpo_pl.rollout.native.decode_kernel import built_kernels
+from grpo_pl.rollout.native.decoder_choice import TORCH, default_decoder
 from grpo_pl.tools.memory import (
     PROGRAM,
+    KernelLayout,
     Shape,
     Workload,
     memory_plan,
@@ -24,7 +28,7 @@ from grpo_pl.tools.memory import (
     teacher_bytes,
     token_budget,
 )
-from grpo_pl.tools.plan import meta_model, resolved_settings, workload
+from grpo_pl.tools.plan import kernel_of, meta_model, resolved_settings, workload
 from grpo_pl.training.microbatches import MOST_TOKENS, MOST_TOKENS_ON_CPU
 
 MIB = 2**20
@@ -59,6 +63,25 @@ WORK = Workload(
 
 def _with(**changes: Any) -> Workload:
     return Workload(**{**WORK.__dict__, **changes})
+
+
+def test_the_decode_kernel_keeps_prompts_once_and_the_rows_under_way() -> None:
+    """Panels of 8 columns: 4 prompts of 5 tokens, and 6 rows of up to 10 at a time; heads of 2 in panels of 8."""
+    shape = replace(SHAPE, head_size=2)
+    rollout = memory_plan(shape, _with(kernel=KernelLayout(panel=8, rows=6))).rollout
+    assert rollout["keys and values"] == (4 * 8 + 6 * 16) * 3 * (4 + 2 * 8) * 4
+    assert rollout["weights for decoding"] == 4000
+    assert rollout["logits"] == 6 * (2 * 8 + 3 * 16 + 2 * 8 + 1024) * 4
+
+
+def test_the_plan_of_a_run_on_a_cpu_knows_whether_the_decode_kernel_draws() -> None:
+    parts = resolved_settings(["configs/quickstart.yaml"])
+    work, model = workload(parts, gpus=1, prompt_tokens=8), meta_model(parts)
+    kernel, name = kernel_of(parts, work, model), default_decoder(model)
+    assert (kernel is None) == (name == TORCH)
+    assert kernel is None or kernel.panel == built_kernels()[name].panel
+    assert kernel_of(parts, replace(work, in_main_memory=False), model) is None
+    assert kernel_of(parts, replace(work, compute_bytes=2), model) is None
 
 
 def test_parts_of_a_small_model_by_hand() -> None:
@@ -289,6 +312,7 @@ def compare(tmp_path: Path) -> Callable[..., tuple[float, float]]:
         settings = resolved_settings([str(file)])
         prompt = len("What is 123 + 456?")
         work = workload(settings, gpus=1, prompt_tokens=prompt)
+        work = replace(work, kernel=kernel_of(settings, work, meta_model(settings)))
         foreseen = memory_plan(shape_of(meta_model(settings)), work).peak - PROGRAM  # of which the base has its share
         here, there = multiprocessing.Pipe()
         process = multiprocessing.get_context("fork").Process(target=_measure, args=(file, tmp_path / "runs", there))
@@ -340,6 +364,7 @@ def test_the_measured_peak_of_a_gpu_is_within_fifteen_percent_of_the_plan(
     )
     settings = resolved_settings([str(file)])
     work = workload(settings, gpus=1, prompt_tokens=len("What is 123 + 456?"))
+    work = replace(work, kernel=kernel_of(settings, work, meta_model(settings)))
     foreseen = memory_plan(shape_of(meta_model(settings)), work).peak
     before = 0 if on_cpu else torch.cuda.memory_allocated()
     if not on_cpu:
