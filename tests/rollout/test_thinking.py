@@ -142,7 +142,7 @@ def test_a_served_sequence_draws_the_same(policy: PreTrainedModel, tokenizer: Pr
         drawn |= {number: [] for number in batch.add(prompt, row_keys([keys]), options, masks)}
     while len(batch):
         for step in batch.step():
-            drawn[step.sequence].append(step.token)
+            drawn[step.sequence] += step.tokens
     lengths = expected.lengths.tolist()
     assert list(drawn.values()) == [row[:n] for row, n in zip(expected.completion_ids.tolist(), lengths, strict=True)]
 
