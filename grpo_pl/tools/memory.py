@@ -239,8 +239,8 @@ def head_bytes(shape: Shape, work: Workload) -> float:
 
 
 def rollout_bytes(shape: Shape, work: Workload) -> dict[str, float]:
-    """Keys and values at full length, by torch of all rows, which is more than a CPU needs where a group shares its prompt,
-    and the engine's own copy of the weights. Nothing for an engine that keeps its memory all the time."""
+    """Keys and values at full length (by torch of all rows, more than a CPU needs where a group shares its prompt), and
+    the engine's own copy of the weights. Nothing for an engine that keeps its memory all the time."""
     if work.engine_bytes is not None and not work.engine_keeps_rows:
         return {}
     if work.kernel is not None:

@@ -23,7 +23,7 @@ def _logprobs(versions: Versions, number: int) -> torch.Tensor:
         batch.add(
             [token, 6, 7], [0], SequenceOptions(sampling=SamplingParams(max_completion_length=1, temperature=0.0))
         )
-    return torch.tensor([drawn.logprob for drawn in batch.step()])
+    return torch.tensor([drawn.logprobs[0] for drawn in batch.step()])
 
 
 @pytest.mark.skipif(not multiplies_bfloat16(), reason="this processor has no products in bfloat16")
