@@ -109,12 +109,17 @@ class DecodeKernel:
         self._functions = functions
         self.name, self.panel, self.lanes = functions.name.decode(), int(functions.panel), int(functions.lanes)
 
-    def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x Wᵀ + b by the kernel's product, x (rows, in) and W (out, in): for tests and benchmarks."""
+    def product(self, weight: Tensor, x: Tensor, bias: Tensor | None = None) -> Callable[[], Tensor]:
+        """Computes x Wᵀ + b by the kernel's product, x (rows, in) and W (out, in): for tests and benchmarks."""
         matrix = self.matrix([weight], [bias])
         y = torch.empty(len(x), self.whole_panels(len(weight)), dtype=torch.float32)
-        self._functions.multiply(byref(matrix.fields), _pointer(x, x.shape), len(x), _pointer(y, y.shape))
-        return y[:, : len(weight)]
+        pointers = byref(matrix.fields), _pointer(x, x.shape), len(x), _pointer(y, y.shape)
+
+        def run() -> Tensor:
+            self._functions.multiply(*pointers)
+            return y[:, : matrix.fields.outputs]
+
+        return run
 
     def matrix(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> PackedMatrix:
         return PackedMatrix(self._functions, weights, biases)

@@ -24,7 +24,7 @@ WIDEST: dict[str, int] = {
     "sse2": 0,  # for tests
 }
 """Widest hidden size at which the kernel of an instruction set is known to draw faster than torch: 64 rows of 64 tokens
-behind prompts of 64 (576: of 17 or 24 behind 60), torch → kernel; ``benchmarks/rollout.py`` measures both."""
+behind prompts of 64 (576: of 17 or 24 behind 60), torch → kernel. ``benchmarks/decoders.py`` measures both by width."""
 
 
 def default_decoder(model: Any) -> str:

@@ -78,8 +78,8 @@ def _assert_same_up_to_near_ties(model, prompts, keys, ours, reference, *, tempe
 def test_products_are_those_of_double_precision(kernel, rows, inputs, outputs):
     x, weight, bias = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
     exact = x.double() @ weight.double().T + bias
-    torch.testing.assert_close(kernel.multiply(x, weight, bias).double(), exact, rtol=1e-5, atol=1e-4)
-    torch.testing.assert_close(kernel.multiply(x, weight).double(), exact - bias, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(kernel.product(weight, x, bias)().double(), exact, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(kernel.product(weight, x)().double(), exact - bias, rtol=1e-5, atol=1e-4)
 
 
 @each_kernel

@@ -1,0 +1,103 @@
+"""Measures the decode kernels of this machine against torch by width: for ``WIDEST`` in ``decoder_choice.py``.
+
+``python benchmarks/decoders.py --output FILE`` writes a record. ``widest`` of a kernel is the largest width at which, as at
+all smaller ones, its rollouts were faster than torch's in the median of the repetitions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import Cell, interleaved, publish, ratio, summary, surroundings
+from rollout import drawn
+
+from grpo_pl.rollout.native.decode_kernel import DecodeKernel, built_kernels
+from grpo_pl.rollout.native.decoder_choice import TORCH, WIDEST
+from grpo_pl.rollout.native.engine import NativeEngine
+
+WIDTHS = (64, 128, 256, 576, 896)
+ROWS = 16
+"""Of the products: those that a thread takes together at small widths."""
+
+
+def cell_of(width: int) -> Cell:
+    """64 rows of 64 tokens behind prompts of 64, of a model with this width; fewer tokens where they take long."""
+    return Cell(
+        name=f"h{width}",
+        layers=2 if width < 512 else 8,
+        hidden=width,
+        intermediate=4 * width if width < 512 else 8 * width // 3 // 32 * 32,
+        vocabulary=512,
+        heads=4 if width < 512 else width // 64,
+        key_heads=2 if width < 512 else width // 64,
+        completion_tokens=64 if width < 512 else 16,
+    )
+
+
+def gigaflops(kernel: DecodeKernel, cell: Cell, repetitions: int) -> float:
+    """10⁹ operations per second of one thread's products with the weights of a layer of ``cell``, packing left out."""
+    size = cell.hidden // cell.heads
+    shapes = [
+        (cell.hidden, (cell.heads + 2 * cell.key_heads) * size),
+        (cell.heads * size, cell.hidden),
+        (cell.hidden, 2 * cell.intermediate),
+        (cell.intermediate, cell.hidden),
+    ]
+    arms = {}
+    for inputs, outputs in shapes:
+        product = kernel.product(torch.randn(outputs, inputs), torch.randn(ROWS, inputs))
+        times = max(1, 20_000_000 // (ROWS * inputs * outputs))
+        arms[f"{inputs} {outputs}"] = lambda product=product, times=times: [product() for _ in range(times)]
+    seconds = interleaved(arms, repetitions=repetitions, device="cpu")
+    spent, done = 0.0, 0
+    for inputs, outputs in shapes:
+        times = max(1, 20_000_000 // (ROWS * inputs * outputs))
+        spent += summary(seconds[f"{inputs} {outputs}"])["median"] / times
+        done += 2 * ROWS * inputs * outputs
+    return round(done / spent / 1e9, 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--widths", type=int, nargs="+", default=list(WIDTHS))
+    parser.add_argument("--kernels", nargs="+", choices=list(built_kernels()), default=list(built_kernels()))
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--output", type=Path, help="file for the record, besides the last line printed")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    record: dict[str, Any] = {"benchmark": "decoders", **surroundings("cpu"), "rule": WIDEST, "widths": {}}
+    for width in sorted(arguments.widths):
+        cell = cell_of(width)
+        model, arms = cell.model("cpu"), {}
+        for name in [TORCH, *arguments.kernels]:
+            engine = NativeEngine()
+            engine.decoder = name
+            arms[name] = drawn(engine, model, cell)
+        seconds = interleaved(arms, repetitions=arguments.repetitions, device="cpu")
+        record["widths"][width] = {
+            name: {
+                "seconds": summary(seconds[name]),
+                "ratio_vs_torch": ratio(seconds[TORCH], seconds[name]),
+                "gigaflops_of_a_thread": None
+                if name == TORCH
+                else gigaflops(built_kernels()[name], cell, arguments.repetitions),
+            }
+            for name in arms
+        }
+        print(json.dumps({width: record["widths"][width]}), flush=True)
+    record["widest"] = {name: 0 for name in arguments.kernels}
+    for name in arguments.kernels:
+        for width in sorted(arguments.widths):
+            if record["widths"][width][name]["ratio_vs_torch"] <= 1.0:
+                break
+            record["widest"][name] = width
+    publish(record, arguments.output)
+
+
+if __name__ == "__main__":
+    main()
