@@ -1,7 +1,7 @@
 """Measures the decode kernels of this machine against torch by width: for ``WIDEST`` in ``decoder_choice.py``.
 
-``python benchmarks/decoders.py --output FILE`` writes a record. ``widest`` of a kernel is the largest width at which its
-rollouts were faster than torch's in the median of the repetitions, as they were at all smaller ones.
+``python benchmarks/decoders.py --output FILE`` writes a record. ``widest`` of a kernel is the largest width at which
+its rollouts were faster than torch's in the median of the repetitions, as they were at all smaller ones.
 """
 
 from __future__ import annotations
