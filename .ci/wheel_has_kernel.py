@@ -23,7 +23,7 @@ class Kernel(ctypes.Structure):
 def main(wheel: str) -> None:
     with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory() as folder:
         (name,) = (name for name in archive.namelist() if name.startswith("grpo_pl/rollout/native/_decode."))
-        look_up = ctypes.CDLL(archive.extract(name, folder)).grpo_pl_kernel
+        look_up = ctypes.CDLL(archive.extract(name, folder)).grpo_pl_kernel_2
         look_up.restype = ctypes.POINTER(Kernel)
         supported, n = [], 0
         while kernel := look_up(n):

@@ -87,7 +87,10 @@ def built_kernels(library: Path | None = None) -> dict[str, DecodeKernel]:
     if not found:
         return {}
     try:
-        look_up = ctypes.CDLL(str(found[0])).grpo_pl_kernel
+        look_up = ctypes.CDLL(str(found[0])).grpo_pl_kernel_2
+    except AttributeError:  # an editable installation whose sources are newer
+        log.warning("The decode kernel was built from another version, and torch draws: run `pip install` again.")
+        return {}
     except OSError as error:  # built for another processor or system: a home that several machines share
         log.warning("The decode kernel %s does not load, and torch draws: %s", found[0].name, error)
         return {}

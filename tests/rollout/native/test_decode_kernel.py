@@ -263,6 +263,16 @@ builds_anew = pytest.mark.skipif(
 )
 
 
+@builds_anew
+def test_a_library_of_another_version_leaves_the_draws_to_torch(tmp_path, caplog):
+    """As in an editable installation, whose sources change without a build: its structures have other fields."""
+    (tmp_path / "old.c").write_text("const void *grpo_pl_kernel(int n) { return 0; }")
+    library = tmp_path / "_decode.so"
+    subprocess.run([COMPILER, "-shared", "-fPIC", str(tmp_path / "old.c"), "-o", str(library)], check=True)
+    assert built_kernels(library) == {}
+    assert "built from another version, and torch draws" in caplog.text
+
+
 def _tested_again(sources: Path, library: Path, *flags: str, **environment: str) -> None:
     """These tests, in a process whose kernels are built with ``flags``."""
     files = [str(sources / name) for name in ("decode.c", "avx512.c", "avx2.c", "baseline.c")]

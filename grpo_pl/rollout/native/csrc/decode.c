@@ -9,8 +9,9 @@ static const struct kernel *const kernels[] = {
 #endif
     &kernel_baseline};
 
-/* The n-th of them, whether or not this processor supports it; NULL behind the last. */
-const struct kernel *grpo_pl_kernel(int32_t n)
+/* The n-th of them, whether or not this processor supports it; NULL behind the last. The name has the number of the
+ * structures in `decode.h`, which each change of them raises: Python does not find a library that was built before. */
+const struct kernel *grpo_pl_kernel_2(int32_t n)
 {
     return n >= 0 && (size_t)n < sizeof kernels / sizeof *kernels ? kernels[n] : NULL;
 }
