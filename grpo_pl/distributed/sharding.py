@@ -63,9 +63,10 @@ def shard(model: PreTrainedModel, sharding: Sharding) -> None:
         dist.broadcast(sent, src=0)
         owner, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(owner), leaf, sent)
-    generation = [model.generation_config]  # names the tokens that end a completion
-    dist.broadcast_object_list(generation, src=0)
-    model.generation_config = generation[0]
+    if hasattr(model, "generation_config"):  # names the tokens that end a completion; a classifier has none
+        generation = [model.generation_config]
+        dist.broadcast_object_list(generation, src=0)
+        model.generation_config = generation[0]
     offload: OffloadPolicy = CPUOffloadPolicy() if sharding.cpu_offload else OffloadPolicy()
     precision = MixedPrecisionPolicy(param_dtype=sharding.param_dtype, reduce_dtype=sharding.reduce_dtype)
     for unit in (*transformer_blocks(model), model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,7 +27,7 @@ from grpo_pl.rewards.pretrained import load_pretrained
 from grpo_pl.training.optimization import Optimization
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 
 def load_classifier(config: PolicyConfig, tokenizer: PreTrainedTokenizerBase, *, weights: bool = True) -> Any:
@@ -80,6 +81,7 @@ class RewardModelModule(LightningModule):
         classifier: the model: a ``path``, or ``from_scratch``.
         max_length: most tokens of a prompt and its completion; a longer text loses its beginning.
         optimization: AdamW, learning-rate schedule, clipping; its rollouts are steps.
+        activation_checkpointing: compute activations again in the backward pass instead of keeping them.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class RewardModelModule(LightningModule):
         classifier: PolicyConfig,
         max_length: int = 1024,
         optimization: Optimization = Optimization(lr=1e-4),  # noqa: B008 - frozen
+        activation_checkpointing: bool = False,
     ) -> None:
         super().__init__()
         check_at_least(1, "model", max_length=max_length)
@@ -94,9 +97,10 @@ class RewardModelModule(LightningModule):
             raise ValueError("model.classifier is trained whole: set its lora and quantization null.")
         self.automatic_optimization = False
         self.classifier_config, self.max_length, self.optimization = classifier, max_length, optimization
+        self.activation_checkpointing = activation_checkpointing
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(classifier)
         self.tokenizer.padding_side, self.tokenizer.truncation_side = "right", "left"
-        self.model: PreTrainedModel | None = None
+        self.model: Any = None
         self.agreement: tuple[float, float, float] | None = None
         """Share of held-out pairs that the last validation agreed with, and the ends of its 95 % interval."""
         self._counted = torch.zeros(3, dtype=torch.float64)  # agreements, losses, pairs
@@ -106,15 +110,13 @@ class RewardModelModule(LightningModule):
     def configure_model(self) -> None:
         if self.model is not None:
             return
-        if not isinstance(self.trainer.strategy, FSDP2Strategy):
-            self.model = load_classifier(self.classifier_config, self.tokenizer)
-            return
-
-        def build(*, weights: bool = True) -> PreTrainedModel:
-            return cast("PreTrainedModel", load_classifier(self.classifier_config, self.tokenizer, weights=weights))
-
-        self.model = build_once(build)
-        shard(self.model, self.trainer.strategy.sharding)
+        build = partial(load_classifier, self.classifier_config, self.tokenizer)
+        strategy = self.trainer.strategy
+        self.model = build_once(build) if isinstance(strategy, FSDP2Strategy) else build()
+        if self.activation_checkpointing:
+            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if isinstance(strategy, FSDP2Strategy):
+            shard(self.model, strategy.sharding)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.optimization.build(self.parameters())
