@@ -56,13 +56,23 @@ from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rewards.base import Reward, Score
 from grpo_pl.tools.memory import Workload, memory_plan, shape_of
-from grpo_pl.training.microbatches import MOST_TOKENS
+from grpo_pl.training.microbatches import MOST_TOKENS, MOST_TOKENS_ON_CPU
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.optimization import Optimization
 from grpo_pl.types import Problem, SamplingParams
 
 CPU_CELLS = [SMALL, MEDIUM]
-PARTS = ["cells", "zero_variance", "pipelined", "bfloat16", "apart", "update"]
+PARTS = ["cells", "zero_variance", "pipelined", "bfloat16", "apart", "update", "operators"]
+OPERATORS = {
+    "products": ("mm", "linear", "mkldnn"),
+    "attention": ("scaled_dot", "attention"),
+    "silu": ("silu",),
+    "copies": ("copy", "cat", "clone", "slice", "empty", "zeros", "fill", "index", "gather", "scatter", "embedding"),
+    "softmax": ("softmax", "logsumexp", "exp", "log"),
+    "elementwise": ("mul", "add", "neg", "sub", "div", "pow", "mean", "sum", "rsqrt", "norm"),
+}
+"""Kinds of torch's operators by parts of their names, the first that fits. Norms and the rotary embedding are element
+by element."""
 PRECISION = {"float32": "32-true", "bfloat16": "bf16-true"}
 
 
@@ -467,6 +477,24 @@ def update(cell: Cell, device: str, tokens: int, ways: Sequence[str], steps: int
     return {"cell": cell.name, **describe(cell), "micro_batch_tokens": tokens, "tokens": trained, "ways": found}
 
 
+def operators(cell: Cell, device: str, steps: int) -> dict[str, Any]:
+    """Shares of torch's operators in the time of all of them: of the update alone where the decode kernel draws."""
+
+    def kind(name: str) -> str:
+        return next((kind for kind, parts in OPERATORS.items() if any(part in name for part in parts)), "other")
+
+    with torch.profiler.profile() as profiler:
+        our_steps(
+            cell, lengths_of("fixed", cell), device=device, steps=steps, peers={}, micro_batch_tokens=MOST_TOKENS_ON_CPU
+        )
+    spent: dict[str, float] = {}
+    for event in profiler.key_averages():
+        if event.key.startswith(("aten::", "mkldnn::")):
+            spent[kind(event.key)] = spent.get(kind(event.key), 0.0) + event.self_cpu_time_total
+    shares = {name: round(time / sum(spent.values()), 3) for name, time in spent.items()}
+    return {"cell": cell.name, **describe(cell), "shares": shares}
+
+
 def planned(cell: Cell, way: str, tokens: int) -> float:
     """Bytes that ``grpo-pl plan`` foresees at most."""
     with torch.device("meta"):
@@ -513,6 +541,7 @@ def main() -> None:
         "bfloat16": [partial(in_bfloat16, cell, law, device) for cell in beside for law in arguments.lengths],
         "apart": [partial(apart, cell) for cell in cells],
         "update": [partial(update, cell, device, arguments.micro_batch, arguments.ways) for cell in cells],
+        "operators": [partial(operators, cell, device) for cell in beside],
     }
     for part in arguments.parts:
         for one in work[part]:
