@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from grpo_pl.environments.base import listed, text_of
+from grpo_pl.environments.base import Observation, listed, text_of
 from grpo_pl.environments.tool_calls import Call, Result
 from grpo_pl.openai_format.messages import Message
-from grpo_pl.policy.dialogue import Dialogue
+from grpo_pl.policy.dialogue import Dialogue, messages_of
 from grpo_pl.policy.template import PROBE_TOOL, Example, PromptTemplate, takes_tools, telling
 from grpo_pl.policy.trained import ServedModel
 from serve.errors import ApiError, bad_request
@@ -114,8 +114,9 @@ class Renderer:
         """The tokens of the prompt up to the assistant's next turn.
 
         ``template.user`` is applied to questions. With a chat template, it renders all turns, and calls in its own form
-        if the policy's parser reads that. Without one, the turns after the last question are encoded as in training,
-        and earlier exchanges come before it like the template's examples.
+        if the policy's parser reads that. Without one, a policy that was trained in episodes reads all turns as it did
+        there; for others the turns after the last question are encoded so, and earlier exchanges come before it like
+        the template's examples.
 
         Args:
             tools: the tools that the assistant may call, as chat templates take them.
@@ -234,20 +235,29 @@ class Renderer:
         prefill: bool,
     ) -> list[int]:
         form, tokenizer = self.model.tools, self.model.tokenizer
-        *done, last = exchanges
-        solved = [Example(question=e.question, completion="".join(map(self._with_result, e.actions))) for e in done]
-        template = replace(template, examples=[*template.examples, *solved])
+        if self.model.environment is None:
+            *done, last = exchanges
+            exchanges = [last]
+            solved = [Example(question=e.question, completion="".join(map(self._with_result, e.actions))) for e in done]
+            template = replace(template, examples=[*template.examples, *solved])
+        # what follows each action: results, or what the user says next
+        said: list[tuple[Action, Observation]] = []
+        for number, exchange in enumerate(exchanges):
+            said += [(action, form.parser.observation(action.results)) for action in exchange.actions]
+            if number + 1 < len(exchanges):
+                (action, told), question = said[-1], exchanges[number + 1].question
+                asked = [*messages_of(told), {"role": "user", "content": question}] if action.calls else question
+                said[-1] = (action, asked)
         bare = Dialogue(template=replace(template, prefill=""), tokenizer=tokenizer, tools=tools, plain=form.plain)
         begun = replace(bare, template=template)
         # a prefill at the beginning of an action belongs to the prompt, as in training
-        whole = [action.text.startswith(template.prefill) for action in last.actions] + [prefill]
-        ids = (begun if whole[0] else bare).prompt_ids(last.question)
-        for action, had, has in zip(last.actions, whole, whole[1:], strict=False):
-            said = self._action_text(action)[len(template.prefill) if had else 0 :]
-            ids += tokenizer(said, add_special_tokens=False).input_ids
-            if tokenizer.eos_token_id is not None and not said.endswith(tuple(self.model.sampling.stop)):
+        whole = [action.text.startswith(template.prefill) for action, _ in said] + [prefill]
+        ids = (begun if whole[0] else bare).prompt_ids(exchanges[0].question)
+        for (action, observed), had, has in zip(said, whole, whole[1:], strict=False):
+            text = self._action_text(action)[len(template.prefill) if had else 0 :]
+            ids += tokenizer(text, add_special_tokens=False).input_ids
+            if tokenizer.eos_token_id is not None and not text.endswith(tuple(self.model.sampling.stop)):
                 ids.append(tokenizer.eos_token_id)
-            observed = form.parser.observation(action.results)
             ids += (begun if has else bare).observation_ids(observed, ids[-1])
         return ids
 

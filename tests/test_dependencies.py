@@ -51,6 +51,7 @@ def _imported(folder: str) -> dict[str, set[str]]:
 
 EXTRA_OF = {
     "grpo_pl/tools/scaffold/kinds.py": "environments",
+    "grpo_pl/environments/calculator_agent.py": "judge",
     "grpo_pl/environments/gymnasium_ids.py": "environments",
     "grpo_pl/environments/textarena_games.py": "environments",
     "grpo_pl/rewards/endpoint.py": "judge",

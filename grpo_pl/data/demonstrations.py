@@ -24,6 +24,10 @@ class Demonstration:
     completion: str
     further: Sequence[tuple[Observation, str]] = ()
     """Of an episode: each later observation, and the action that followed it."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """JSON schemas of the tools that the agent of the episode offered."""
+    told_tools: str = ""
+    """Their text in the system message, where the chat template has no place for them."""
 
     @property
     def text(self) -> str:

@@ -29,6 +29,8 @@ Status = Literal[
     "too_long",  # an observation is larger than the pool's limit
     "malformed",  # an observation of a wrong type, a reward that is no finite number, a state that names nothing
     "unavailable",  # a server could not be reached, or a process not be started
+    "rewritten",  # an agent's call does not continue the conversation that it had before
+    "no_reward",  # an agent that gives the reward ended without one
 ]
 _LARGEST_REWARD = 1e30  # sums over the turns of an episode must stay numbers
 Blame = Literal["environment", "policy"]
@@ -42,6 +44,14 @@ class EnvironmentMistake(ValueError):
 
 class PolicyFault(Exception):
     """Raised by an environment whose episode cannot go on for a fault of the action; the reward so far counts."""
+
+
+class EpisodeEnded(Exception):
+    """Raised by an environment that knows itself what went wrong, and for whose fault."""
+
+    def __init__(self, status: Status, detail: str, blame: Blame) -> None:
+        super().__init__(detail)
+        self.status, self.detail, self.blame = status, detail, blame
 
 
 class Unavailable(RuntimeError):
@@ -145,6 +155,23 @@ class Environment(ABC):
         return ()
 
     @property
+    def interpreter(self) -> str:
+        """The Python in which episodes with processes of their own are played; empty: that of the training."""
+        return ""
+
+    @property
+    def writes_prompt(self) -> bool:
+        """True if :meth:`reset` returns the whole prompt, as messages, and in ``info`` its ``tools`` and their text
+        ``told_tools``; the question is not asked otherwise. ``info["max_tokens"]`` then limits the next action, and
+        :meth:`step` is told how the action was drawn (``drawn``)."""
+        return False
+
+    @property
+    def pays(self) -> bool:
+        """False if its episodes have no reward of their own, so that their return says nothing."""
+        return True
+
+    @property
     def observation_role(self) -> str:
         """The role of the messages that observations come as; the chat template is tried with it before a run."""
         return "user"
@@ -180,7 +207,7 @@ def attempted(call: Callable[..., Any], arguments: Mapping[str, Any], *, where: 
     Args:
         call: the method.
         where: its name, ``reset``, ``step`` or ``finish``.
-        blame: whose fault an exception of a step is; others are always the environment's.
+        blame: whose fault an exception is, except that of a reset, which is always the environment's.
     """
     try:
         returned = call(**arguments)
@@ -189,13 +216,15 @@ def attempted(call: Callable[..., Any], arguments: Mapping[str, Any], *, where: 
         return read_reset(returned) if where == "reset" else read_step(returned)
     except PolicyFault as fault:
         return failed("policy", str(fault), blame="policy")
+    except EpisodeEnded as end:
+        return failed(end.status, end.detail, blame=end.blame)
     except EnvironmentMistake as mistake:
         return failed("malformed", str(mistake), blame="environment")
     except Unavailable as absence:
         return failed("unavailable", str(absence), blame="environment")
     except (Exception, SystemExit) as error:  # somebody else's code may raise anything; it must not end a run
         detail = f"{where} raised {type(error).__name__}: {error}"
-        return failed("raised", detail, blame=blame if where == "step" else "environment")
+        return failed("raised", detail, blame="environment" if where == "reset" else blame)
 
 
 def described(value: Any) -> Any:

@@ -8,6 +8,7 @@ all processes are killed. An episode's channel carries pickled requests of the t
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import pickle
@@ -21,19 +22,29 @@ from typing import Any, NoReturn
 
 from grpo_pl.processes.channel import Channel, ChannelClosed
 from grpo_pl.processes.child_process import has_ended
-from grpo_pl.processes.resource_limits import kill_with_parent, limit_memory, set_limit, stop_watching_parent
+from grpo_pl.processes.resource_limits import (
+    adopt_orphans,
+    child_pids,
+    kill_with_parent,
+    limit_memory,
+    set_limit,
+    stop_watching_parent,
+)
 
 REQUEST = struct.Struct(">cq")
 GRACE_S = 2.0
 """Seconds that an environment may take to close."""
 LONGEST_INFO = 1 << 16
 """Characters of an info as JSON; larger ones are dropped."""
+OURS: list[int] = []
+"""Descriptors of an episode's process that lead to the trusted side; a process that is forked from it closes them."""
 
 
 def main(channel: Channel, parent: int) -> None:
     """Prepares the environment that comes first, says how that went, and forks until the channel closes."""
     settings = pickle.loads(channel.receive())
-    sys.path[:] = settings["path"]
+    own = sys.path if settings["keeps_path"] else ()
+    sys.path[:] = dict.fromkeys([*own, *settings["path"]])
     try:
         prototype = pickle.loads(settings["prototype"])
         prototype.prepare()
@@ -42,6 +53,9 @@ def main(channel: Channel, parent: int) -> None:
         channel.send(report.encode(errors="replace"))
         return
     channel.send(b"")
+    gc.collect()
+    gc.freeze()  # or each fork's first collection would copy all pages
+    adopt_orphans()
     stop_watching_parent()  # a process with threads should not fork; `serve` looks after the parent itself
     _ForkServer(channel, prototype, settings["memory_bytes"]).serve(parent)
 
@@ -72,6 +86,9 @@ class _ForkServer:
         for pid in self.pids.values():
             _kill(pid)
             os.waitpid(pid, 0)
+        self.pids.clear()
+        while child_pids():
+            self._end_orphans()
 
     def _fork(self, number: int, descriptor: int) -> None:
         pid = os.fork()
@@ -98,6 +115,13 @@ class _ForkServer:
                     os.waitpid(pid, 0)
                 del self.pids[number]
                 self.ends.pop(number, None)
+        self._end_orphans()
+
+    def _end_orphans(self) -> None:
+        """Ends what episodes that are over have left behind in groups of their own."""
+        for pid in child_pids() - set(self.pids.values()):
+            _kill(pid)
+            os.waitpid(pid, 0)
 
 
 def _kill(pid: int) -> None:
@@ -110,7 +134,9 @@ def _play(channel: Channel, prototype: Any, memory_bytes: int) -> NoReturn:
     """One episode: answers resets and steps until the channel closes."""
     from grpo_pl.environments.base import attempted, failed
 
+    OURS[:] = [channel.socket.fileno()]
     os.setpgid(0, 0)
+    adopt_orphans()  # what they leave behind ends with the episode
     kill_with_parent()  # nobody else could end a step that hangs once the fork server is killed
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):

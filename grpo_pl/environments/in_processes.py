@@ -71,10 +71,18 @@ class Processes:
         self._fork_server = ChildProcess(
             "grpo_pl.environments.fork_server:main",
             environment=clean_environment() | FIXED,
+            python=self.prototype.interpreter,
             patience_s=10.0,  # to end the processes of episodes, with all that these have started
         )
         path = [str(folder) for folder in sys.path]
-        settings = {"path": path, "prototype": prototype, "memory_bytes": self.limits.memory_limit_mb * 2**20}
+        if self.prototype.interpreter:  # which has its own libraries
+            path = [folder for folder in path if not folder.startswith((sys.prefix, sys.base_prefix))]
+        settings = {
+            "path": path,
+            "keeps_path": bool(self.prototype.interpreter),
+            "prototype": prototype,
+            "memory_bytes": self.limits.memory_limit_mb * 2**20,
+        }
         try:
             fault = self._fork_server.start(pickle.dumps(settings))
         except ChildStartError as error:

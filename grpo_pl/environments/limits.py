@@ -35,8 +35,8 @@ class PoolLimits:
 
 
 def at_fault(prototype: Environment, method: str, status: Status, detail: str) -> Transition:
-    """The transition of a failed ``reset`` or ``step``; a reset is never the policy's fault."""
-    return failed(status, detail, blame=prototype.blame if method == "step" else "environment")
+    """The transition of a failed ``reset``, ``step`` or ``finish``; a reset is never the policy's fault."""
+    return failed(status, detail, blame="environment" if method == "reset" else prototype.blame)
 
 
 def over_time(prototype: Environment, method: str, limits: PoolLimits) -> Transition:

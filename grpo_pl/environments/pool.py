@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,10 +59,15 @@ class EnvironmentPool:
         self._open.add(episode)
         self._submit(episode, "reset", {"seed": seed, "row": dict(row)})
 
-    def step(self, episode: int, action: str) -> None:
-        """Begins a turn of an open episode, of which nothing else is under way."""
+    def step(self, episode: int, action: str, *, drawn: Mapping[str, Any] | None = None) -> None:
+        """Begins a turn of an open episode, of which nothing else is under way.
+
+        Args:
+            drawn: how the action was drawn, for an environment that ``writes_prompt``: ``finish_reason``, and the
+                numbers ``prompt_tokens`` and ``completion_tokens``.
+        """
         self._require_idle(episode)
-        self._submit(episode, "step", {"action": action})
+        self._submit(episode, "step", {"action": action} if drawn is None else {"action": action, "drawn": drawn})
 
     def finish(self, episode: int) -> None:
         """Begins the end of an open episode by a limit of the caller's; its transition has the reward still due."""
@@ -126,6 +132,9 @@ class EnvironmentPool:
         if length > longest:
             detail = f"{method} answered {length} characters, {longest} are allowed"
             transition = at_fault(self.environment, method, "too_long", detail)
+        said = transition.info.get("warnings")
+        for text in said if isinstance(said, list) else ():
+            warnings.warn(f"{type(self.environment).__name__}: {text}"[:300], stacklevel=3)
         if transition.done:
             self.release(episode)
         return transition

@@ -143,6 +143,26 @@ CHAT = IgnoredFields(
     },
     _INSTEAD,
 )
+SAMPLING_OF_THE_RUN = (
+    *("temperature", "top_p", "top_k", "min_p", "seed"),
+    *("reasoning_effort", "reasoning", "thinking", "verbosity"),
+)
+"""Fields of a request that an agent in training sends in vain: how its policy draws is for the run to say."""
+AGENT = IgnoredFields(
+    {
+        **CHAT.values,
+        **dict.fromkeys(SAMPLING_OF_THE_RUN, ANY),
+        **dict.fromkeys(("presence_penalty", "frequency_penalty", "top_logprobs", "min_tokens"), (0,)),
+        **dict.fromkeys(("logprobs", "ignore_eos", "return_token_ids"), (False,)),
+        **dict.fromkeys(("n", "repetition_penalty"), (1,)),
+        **dict.fromkeys(("stop", "stop_token_ids", "bad_words"), ([],)),
+        "logit_bias": ({},),
+        "response_format": ({"type": "text"},),
+        "structured_outputs": (),
+    },
+    {**_INSTEAD, "guided_json": "no grammar", "guided_regex": "no grammar", "guided_choice": "no grammar"},
+)
+"""What else an agent in training may send: text that a grammar or a penalty shaped would not be the policy's own."""
 COMPLETION = IgnoredFields(_FOR_WHOM | _VLLM | {"add_special_tokens": (True,), "suffix": ("",)}, _INSTEAD)
 RESPONSES = IgnoredFields(
     {

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, Tag, model_validator
 
 from grpo_pl.openai_format import fields
-from grpo_pl.openai_format.fields import MAX_ITEMS, MAX_TOOLS, Body, at, by_type
+from grpo_pl.openai_format.fields import MAX_ITEMS, MAX_TOOLS, SAMPLING_OF_THE_RUN, Body, Text, at, by_type
 from grpo_pl.openai_format.messages import FunctionTool, Message, NamedTool
 
 TOOL_CHOICE = by_type(
@@ -62,3 +62,26 @@ class Conversing(Body):
         if isinstance(chosen, NamedTool):
             return [tool for tool in self.tools if tool.name == chosen.name]
         return self.tools if chosen == "required" else []
+
+
+class AgentRequest(Conversing):
+    """A chat request of an agent in training: how tokens are drawn is the run's, except that it may ask for fewer."""
+
+    ignored = fields.AGENT
+    model: Text | None = None
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+
+    @property
+    def length(self) -> int | None:
+        """Most tokens of the answer; None if the agent sets no limit."""
+        given = [length for length in (self.max_tokens, self.max_completion_tokens) if length is not None]
+        return min(given, default=None)
+
+    @property
+    def in_vain(self) -> list[str]:
+        """What it asks for and does not get."""
+        names = [name for name in SAMPLING_OF_THE_RUN if (self.model_extra or {}).get(name) is not None]
+        return [*names, *(["tool_choice"] if self.must_call else [])]

@@ -11,7 +11,10 @@ from grpo_pl.environments.tool_calls import HERMES, CallParser, HermesCalls
 from grpo_pl.policy.dialogue import PlainTurns
 from grpo_pl.rewards.trust import FLAG, Untrusted
 
-_WITH_TOOLS = ("grpo_pl.environments.tools.ToolEnvironment", "grpo_pl.environments.trl_factory.TRLEnvironment")
+_WITH_TOOLS = tuple(
+    f"grpo_pl.environments.{name}"
+    for name in ("tools.ToolEnvironment", "trl_factory.TRLEnvironment", "openai_agent.AgentEnvironment")
+)
 _PARSERS = tuple(f"grpo_pl.environments.tool_calls.{name}" for name in ("HermesCalls", "TagCalls"))
 
 

@@ -41,6 +41,7 @@ class ChildProcess:
         environment: all variables that it has.
         descriptors: of this process, which it inherits.
         keep_output: whether `death` quotes what it printed last; otherwise nobody reads it.
+        python: the interpreter; by default that of this process.
         patience_s: seconds that it gets to end by itself when the channel closes; with 0 it is killed.
 
     Raises:
@@ -54,6 +55,7 @@ class ChildProcess:
         environment: Mapping[str, str],
         descriptors: Sequence[int] = (),
         keep_output: bool = False,
+        python: str = "",
         patience_s: float = 0.0,
     ) -> None:
         ours, theirs = socket.socketpair()
@@ -63,7 +65,7 @@ class ChildProcess:
             with theirs:
                 self._process = subprocess.Popen(
                     # -P keeps the file's folder off sys.path, where a module could shadow one of a library
-                    [sys.executable, "-P", str(ENTRY), *command],
+                    [python or sys.executable, "-P", str(ENTRY), *command],
                     env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=output or subprocess.DEVNULL,

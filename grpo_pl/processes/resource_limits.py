@@ -14,7 +14,7 @@ OVER_MEMORY = 71
 
 _PARENT_CHECK_S = 0.5
 _MEMORY_CHECK_S = 0.05
-_SET_PARENT_DEATH_SIGNAL = 1
+_SET_PARENT_DEATH_SIGNAL, _SET_DUMPABLE, _SET_CHILD_SUBREAPER = 1, 4, 36
 
 _watch: threading.Thread | None = None
 _watch_ends = threading.Event()
@@ -82,11 +82,42 @@ def kill_with_parent() -> None:
     Raises:
         OSError: the kernel refuses.
     """
+    _prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGKILL))
+
+
+def child_pids() -> set[int]:
+    """The processes whose parent this one is; none where the system does not say."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            return {int(pid) for pid in file.read().split()}
+    except OSError:  # not Linux
+        return set()
+
+
+def forbid_inspection() -> None:
+    """Lets no process of this user but root's read the memory, variables or descriptors of this one; on Linux only.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    _prctl(_SET_DUMPABLE, 0)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of what its children leave behind when they end; on Linux only.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
     if sys.platform != "linux":
         return
     import ctypes
 
-    if ctypes.CDLL(None, use_errno=True).prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0):
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
         error = ctypes.get_errno()
         raise OSError(error, f"prctl: {os.strerror(error)}")
 

@@ -43,8 +43,17 @@ class EpisodeSettings(PoolLimits):
         return min(written, self.max_episode_tokens or context or written)
 
     def check_context(self, dialogue: Dialogue, environment: Environment, context: int) -> int:
-        """The tokens behind a prompt that an episode may have, or has at least once it reaches its last turn. Refuses a
-        template that rewrites earlier turns, and limits for which the context has no room."""
+        """The tokens behind a prompt that an episode may have, or has at least once it reaches its last turn.
+
+        Raises:
+            ValueError: a template that rewrites earlier turns, or that shapes questions where an agent writes the
+                prompts; limits for which the context has no room.
+        """
+        if environment.writes_prompt and (dialogue.template.user != "{question}" or dialogue.template.examples):
+            raise ValueError(
+                f"template.user and template.examples shape the question, but {type(environment).__name__} writes its "
+                "own prompts: leave both out."
+            )
         role = environment.observation_role
         dialogue.check(role)
         between = len(dialogue.observation_ids("" if role == "user" else [{"role": role, "content": ""}], None))

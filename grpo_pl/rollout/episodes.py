@@ -7,7 +7,8 @@ that a rollout is repeated to the bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -240,6 +241,8 @@ class _Row:
     logprobs: list[float] = field(default_factory=list)
     turn_index: list[int] = field(default_factory=list)
     room: int = 0  # tokens that may still follow
+    most: int | None = None  # of the next action, where its environment says so
+    dialogue: Dialogue | None = None  # of an environment that writes the prompt, with the tools that it named
 
     def append(self, tokens: Sequence[int], logprobs: Iterable[float], turns: Iterable[int]) -> None:
         self.tokens += tokens
@@ -276,6 +279,7 @@ class _Driver:
     should_stop: Callable[[], bool] | None
     tokens: int = 0  # of actions drawn
     ended: int = 0  # episodes
+    dialogues: dict[str, Dialogue] = field(default_factory=dict)  # of environments that write their prompts
 
     def play(self, rows: Sequence[_Row]) -> None:
         for row in rows:
@@ -315,8 +319,13 @@ class _Driver:
         if start.done:
             row.finish = "environment"
             return
+        row.most = _most_tokens(start)
         try:
-            prompt = self.request.dialogue.prompt_ids(row.problem.asked, start.observation)
+            if self.request.environment.writes_prompt:
+                row.dialogue = self._dialogue_with(start.info)
+                prompt = row.dialogue.prompt_ids("", start.observation)
+            else:
+                prompt = self.request.dialogue.prompt_ids(row.problem.asked, start.observation)
         except Exception as error:  # a template may raise anything; without the observation it wrote this prompt
             return self._refuse(row, error)
         context = self.request.context
@@ -332,7 +341,8 @@ class _Driver:
         longest = min(first.sampling.max_completion_length, max(row.room for row in rows))
         parts = dict[int, list[_Row]]()
         for row in rows:
-            parts.setdefault(min(longest, self.request.context - len(row.prompt) - len(row.tokens)), []).append(row)
+            left = self.request.context - len(row.prompt) - len(row.tokens)
+            parts.setdefault(min(longest, left, row.most or longest), []).append(row)
         for most, part in parts.items():
             request = replace(
                 first,
@@ -357,17 +367,24 @@ class _Driver:
                 reason = reason if count == length else "length"
                 row.turns.append(Turn(action=action, finish_reason=reason, transition=Transition()))
                 self.tokens += count
-                self.pool.step(row.number, action)
+                told = {
+                    "finish_reason": reason,
+                    "prompt_tokens": len(row.prompt) + len(row.tokens) - count,
+                    "completion_tokens": count,
+                }
+                self.pool.step(row.number, action, drawn=told if self.request.environment.writes_prompt else None)
 
     def _observe(self, row: _Row, transition: Transition) -> None:
         row.turns[-1] = replace(row.turns[-1], transition=transition)
+        row.most = _most_tokens(transition)
         if transition.done:
             row.finish = "environment"
         elif len(row.turns) == self.request.limits.max_turns:
             row.finish = "turns"
         else:
             try:
-                ids = self.request.dialogue.observation_ids(transition.observation, row.tokens[-1])
+                dialogue = row.dialogue or self.request.dialogue
+                ids = dialogue.observation_ids(transition.observation, row.tokens[-1])
             except ValueError as error:
                 return self._refuse(row, error)
             if len(ids) < row.room:
@@ -375,10 +392,25 @@ class _Driver:
             else:
                 row.finish = "tokens"
 
+    def _dialogue_with(self, info: Mapping[str, Any]) -> Dialogue:
+        """The dialogue with the tools that an agent offers; most sessions of a rollout have the same."""
+        name = json.dumps([info["tools"], info["told_tools"]])
+        if name not in self.dialogues:
+            self.dialogues[name] = replace(
+                self.request.dialogue, tools=info["tools"], told_tools=info["told_tools"] or ""
+            )
+        return self.dialogues[name]
+
     def _refuse(self, row: _Row, error: Exception) -> None:
         """Ends an episode whose environment showed what the template cannot write."""
         self.pool.release(row.number)
         row.conclude("environment", failed("malformed", str(error), blame="environment"))
+
+
+def _most_tokens(transition: Transition) -> int | None:
+    """The limit on the next action that an agent asks for."""
+    most = transition.info.get("max_tokens")
+    return most if isinstance(most, int) and most > 0 else None
 
 
 def _rollout(rows: Sequence[_Row], group_size: int, pad: int, device: torch.device) -> Rollout:

@@ -74,6 +74,7 @@ def episode_row(episode: Episode) -> dict[str, Any]:
         "detail": episode.detail,
         "finish_reason": episode.finish_reason,
         "observation": episode.start.observation,
+        **{name: info for name, info in episode.start.info.items() if name == "tools"},  # of an agent's own prompt
         "turns": [
             {
                 "action": turn.action,

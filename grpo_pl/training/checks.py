@@ -235,6 +235,12 @@ def check_episodes(environment: Environment | None, algorithm: GRPOAlgorithm, re
                 "algorithm.baseline greedy with dynamic_sampling would play the greedy episode in another world than "
                 "the group that it is compared with: set dynamic_sampling to false."
             )
+        paid = next((r for r in _with_inner(rewards) if isinstance(r, EnvironmentReward)), None)
+        if paid is not None and not environment.pays:
+            raise ValueError(
+                f"reward {paid.name!r} pays what an environment gave, but {type(environment).__name__} gives nothing: "
+                "set its rewarded_by to agent, or take a reward that judges the text."
+            )
         return
     if algorithm.needs_observations:
         raise ValueError(

@@ -8,7 +8,7 @@ import random
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 
 from grpo_pl.data.demonstrations import Demonstration, draw_in_passes, read_demonstrations
 from grpo_pl.environments.base import Environment, Player, PolicyFault, Transition, play
+from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.files.cache import cache_root
 from grpo_pl.files.writing import staged_folder, system_errors
 from grpo_pl.functional.argument_checks import check_choice
@@ -238,16 +239,15 @@ class ColdStart:
         """The source's own demonstrations of a step."""
         rng = random.Random(row_key(self.seed, "cold_start", step))
         shown = []
+        played: list[tuple[Problem, Sequence[str] | Player, int]] = []
         for prompt in source.prompts(-1 - step, count=self.size[1]):  # steps below 0 are never rolled out
             if stage is None:
                 text = source.demonstration(prompt, rng)
-                found = None if text is None else Demonstration(self._question(prompt), text)
-            else:
-                seed = small_seed(self.seed, "cold_start", step, prompt.id)
-                actions = source.demonstrated_actions(prompt, rng)
-                found = None if actions is None else stage.demonstration(prompt, actions, seed=seed)
-            if found is not None:
-                shown.append(found)
+                shown += [] if text is None else [Demonstration(self._question(prompt), text)]
+            elif (actions := source.demonstrated_actions(prompt, rng)) is not None:
+                played.append((prompt, actions, small_seed(self.seed, "cold_start", step, prompt.id)))
+        if stage is not None:
+            shown = stage.demonstrations(played)
         if not shown:
             override = "demonstration()" if stage is None else "demonstrated_actions()"
             raise ValueError(
@@ -263,15 +263,65 @@ class Stage:
 
     environment: Environment
     plain: PlainTurns = PlainTurns()  # noqa: RUF009 - frozen
+    _pool: list[EnvironmentPool] = field(default_factory=list, init=False, repr=False)
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """The environment, prepared."""
+        """The environment, prepared; agents have processes of their own."""
+        if self.environment.writes_prompt:
+            with EnvironmentPool(self.environment) as pool:
+                pool.start()
+                self._pool[:] = [pool]
+                yield
+            self._pool.clear()
+            return
         self.environment.prepare()
         try:
             yield
         finally:
             self.environment.shutdown()
+
+    def demonstrations(self, played: Sequence[tuple[Problem, Sequence[str] | Player, int]]) -> list[Demonstration]:
+        """Plays episodes: problem, actions, seed."""
+        if not self._pool:
+            return [self.demonstration(prompt, actions, seed=seed) for prompt, actions, seed in played]
+        (pool,) = self._pool
+        for number, (prompt, _, seed) in enumerate(played):
+            pool.reset(number, seed=seed, row={"question": prompt.question, "answer": prompt.answer, **prompt.columns})
+        turns = {number: [start] for number, start in pool.collect_all().items()}
+        said: dict[int, list[str]] = {number: [] for number in turns}
+        while True:
+            for number, (_, actions, _) in enumerate(played):
+                if not turns[number][-1].done:
+                    following = actions[len(said[number]) : len(said[number]) + 1] if not callable(actions) else ()
+                    action = actions(turns[number]) if callable(actions) else next(iter(following), None)
+                    if action is None:
+                        pool.release(number)
+                    else:
+                        said[number].append(action)
+                        pool.step(number, action)
+            answered = pool.collect_all()
+            if not answered:
+                break
+            for number, transition in answered.items():
+                turns[number].append(transition)
+        shown = []
+        for number, (prompt, _, _) in enumerate(played):
+            fault = next((turn for turn in turns[number] if turn.status != "ok"), None)
+            if fault is not None or not said[number]:
+                told = f"{fault.status}: {fault.detail}" if fault is not None else "it has no action"
+                raise ValueError(f"the demonstration of prompt {prompt.id} cannot be played: {told}.")
+            seen, offered = [turn.observation for turn in turns[number]], turns[number][0].info
+            shown.append(
+                Demonstration(
+                    opening("", seen[0]),
+                    said[number][0],
+                    tuple(zip(seen[1:], said[number][1:], strict=False)),
+                    tools=offered["tools"],
+                    told_tools=offered["told_tools"],
+                )
+            )
+        return shown
 
     def demonstration(self, prompt: Problem, actions: Sequence[str] | Player, *, seed: int) -> Demonstration:
         """Plays an episode."""

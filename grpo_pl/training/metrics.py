@@ -184,6 +184,7 @@ def _episode_metrics(experience: Experience, collective: Collective) -> dict[str
         "episodes/mean_turns": turns.mean().item(),
         "episodes/invalid_actions": (invalid.sum() / turns.sum()).item(),
         "episodes/return": _mean(returns[~returns.isnan()]),
+        "episodes/left_out": returns.isnan().double().mean().item(),
         **{f"episodes/finish/{name}": ended[name].mean().item() for name in ("environment", "turns", "tokens")},
         **{f"episodes/status/{name}": count for name, count in went_wrong.items() if count},
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
@@ -44,6 +45,10 @@ def tokenized(shown: Sequence[Demonstration], dialogue: Dialogue) -> list[Exampl
     """Demonstrations as the tokens that a rollout of their actions would have. The tokenizer is called twice for all
     of them, since a call costs more than the tokens of a short text."""
     prompts = dialogue.prompts_ids([each.question for each in shown])
+    for number, each in enumerate(shown):
+        if each.tools:  # an agent's
+            offered = replace(dialogue, tools=each.tools, told_tools=each.told_tools)
+            prompts[number] = offered.prompt_ids(each.question)
     texts = [[each.completion, *(action for _, action in each.further)] for each in shown]
     actions = iter(_actions_ids(list(chain.from_iterable(texts)), dialogue))
     found = []

@@ -15,11 +15,14 @@ SHORTER = {
     "training.py": ("steps=250", "steps=20", "steps=12", "steps=2", "val_prompts=50", "val_prompts=8"),
     "reward.py": ("steps=60", "steps=2"),
     "environment.py": ("steps=150", "steps=2"),
+    "agent.py": ("steps=40", "steps=2", "val_prompts=32", "val_prompts=8"),
 }
 """What stands there, and what is run in its place."""
 
 
-@pytest.mark.parametrize("name", [pytest.param("training.py", marks=pytest.mark.slow), "reward.py", "environment.py"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("training.py", marks=pytest.mark.slow), "reward.py", "environment.py", "agent.py"]
+)
 def test_an_example_runs_and_says_where_its_completions_are(name: str, tmp_path: Path) -> None:
     text, changes = (ROOT / "examples" / name).read_text(), SHORTER[name]
     for before, after in zip(changes[::2], changes[1::2], strict=True):

@@ -17,6 +17,7 @@ import torch
 CONFIG = Path(__file__).with_name("tiny.yaml")
 AHEAD, AHEAD_ON_VLLM = (Path(__file__).with_name(name) for name in ("ahead.yaml", "ahead_on_vllm.yaml"))
 PLUGINS = Path(__file__).parents[1] / "plugins"
+ASKS = PLUGINS / "asks.yaml"
 END_SECONDS = 280
 Stage = Literal["cold start", "rollout", "environment", "reward", "update", "save", "seal", "validation"]
 
@@ -179,6 +180,12 @@ def undisturbed_play(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Q
 
 
 @pytest.fixture
+def asked(quickstart: Quickstart) -> Quickstart:
+    """One whose policy answers agents over HTTP."""
+    return replace(quickstart, config=ASKS)
+
+
+@pytest.fixture
 def ahead(quickstart: Quickstart) -> Quickstart:
     """One whose rollouts are drawn beside the updates."""
     return replace(quickstart, config=AHEAD)
@@ -204,7 +211,7 @@ def assert_same_end(request: Any, read_metrics: Callable[..., Any]) -> Callable[
     from grpo_pl.files.sharded_checkpoints import read_checkpoint
 
     def check(quickstart: Quickstart) -> None:
-        if quickstart.config in (AHEAD, AHEAD_ON_VLLM):
+        if quickstart.config in (AHEAD, AHEAD_ON_VLLM, ASKS):
             undisturbed = request.getfixturevalue("undisturbed_ahead")(quickstart.config)
         else:
             name = "undisturbed" if quickstart.config == CONFIG else "undisturbed_play"

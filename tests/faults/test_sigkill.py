@@ -61,6 +61,18 @@ def test_twenty_deaths_in_the_middle_of_episodes_leave_no_trace(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+def test_ten_deaths_in_the_middle_of_sessions_of_agents_leave_no_trace(
+    asked: Any, death: Callable[..., Any], assert_same_end: Callable[[Any], None]
+) -> None:
+    rng = random.Random(0)
+    for _ in range(10):  # a rollout has 24 turns at least
+        assert asked.fit("--resume", death=death("environment", rng.randint(1, 90))) in (-signal.SIGKILL, 0), asked.log
+    assert asked.fit("--resume") == 0, asked.log
+    assert_same_end(asked)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(4))
 def test_any_number_of_planned_deaths_leaves_no_trace(
     quickstart: Any, death: Callable[..., Any], assert_same_end: Callable[[Any], None], seed: int

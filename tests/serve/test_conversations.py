@@ -54,7 +54,11 @@ def conversation(*messages: dict[str, Any]) -> Conversation:
 def renderer(tokenizer: PreTrainedTokenizerBase, form: ToolForm | None = None, **template: Any) -> Renderer:
     sampling = SamplingParams(max_completion_length=8, stop=template.pop("stop", ()))
     model = SimpleNamespace(
-        tokenizer=tokenizer, template=PromptTemplate(**template), tools=form or ToolForm(), sampling=sampling
+        tokenizer=tokenizer,
+        environment=template.pop("environment", None),
+        template=PromptTemplate(**template),
+        tools=form or ToolForm(),
+        sampling=sampling,
     )
     return Renderer(model)  # type: ignore[arg-type]
 
@@ -136,6 +140,17 @@ def test_earlier_exchanges_are_examples(tokenizer: PreTrainedTokenizerBase) -> N
     chat = chatty("qwen2_5")
     text = chat.decode(renderer(chat, user="{question}=").tokens(asked, [TOOL]))
     assert text.endswith("assistant\n2<|im_end|>\n<|im_start|>user\n3+3=<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_what_the_user_says_later_is_an_observation_for_a_policy_of_episodes(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    asked = conversation(
+        user("1+1"), called("1+1"), result("1+1", "2"), {"role": "assistant", "content": "2"}, user("sure?")
+    )
+    talk = renderer(tokenizer, TAGS, environment={"class_path": "any"})
+    text = tokenizer.decode(talk.tokens(asked))
+    assert text == "1+1<calc>1+1</calc><eos>\n<result>2</result>\n2<eos>\nsure?\n"
 
 
 def test_a_conversation_without_tools_is_what_it_was(tokenizer: PreTrainedTokenizerBase) -> None:

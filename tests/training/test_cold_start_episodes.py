@@ -12,6 +12,8 @@ import torch
 
 from grpo_pl.data.tasks.generated import GeneratedPrompts
 from grpo_pl.environments import Environment, EnvironmentPool, Player, PolicyFault, Transition
+from grpo_pl.environments.openai_agent import AgentEnvironment
+from grpo_pl.environments.tool_calls import TagCalls
 from grpo_pl.policy.dialogue import Dialogue, PlainTurns
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
@@ -199,3 +201,22 @@ def test_a_file_of_exchanges_is_learnt_as_episodes(tmp_path: Path) -> None:
     assert (_text(found.prompt), _text(found.completion)) == ("?", "a<eos>[b]c<eos>")
     with pytest.raises(ValueError, match=r"shown\.jsonl holds episodes of several turns: set model\.environment"):
         cold.ensure(POLICY, PromptTemplate(), Words(), device=CPU)
+
+
+def test_the_demonstrations_of_an_agent_are_what_it_asked_and_heard() -> None:
+    agents = Path(__file__).parents[1] / "plugins" / "user_agents.py"
+    stage = Stage(environment=AgentEnvironment(agent=f"{agents}:tool_loop", parser=TagCalls()))
+    problems = [Problem(id=n, question=f"{n}+2=", answer="") for n in (1, 5)]
+    with stage.open():
+        shown = stage.demonstrations([(p, [f"<calc>{p.id}+2</calc>", "so"], 0) for p in problems])
+        assert [(one.question, one.completion, one.further) for one in shown] == [
+            (
+                ({"role": "user", "content": f"{n}+2="},),
+                f"<calc>{n}+2</calc>",
+                ((f"<result>got {n}+2</result>", "so"),),
+            )
+            for n in (1, 5)
+        ]
+        assert shown[0].tools[0]["function"]["name"] == "calc" and "<calc>" in shown[0].told_tools
+        with pytest.raises(ValueError, match="demonstration of prompt 1 cannot be played: it has no action"):
+            stage.demonstrations([(problems[0], [], 0)])

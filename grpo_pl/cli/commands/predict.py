@@ -149,7 +149,8 @@ def exchange(prompt: Problem, episode: Mapping[str, Any]) -> tuple[list[Any], li
     for turn in episode["turns"]:
         said += [{"role": "assistant", "content": turn["action"]}, *messages_of(turn["observation"])]
     last = max((i for i, message in enumerate(said) if message["role"] == "assistant"), default=-1)
-    return list(messages_of(opening(prompt.asked, episode["observation"]))), said[: last + 1]
+    asked = "" if "tools" in episode else prompt.asked  # an agent has written the whole prompt
+    return list(messages_of(opening(asked, episode["observation"]))), said[: last + 1]
 
 
 def _fate(row: dict[str, Any], seen: set[tuple[int, str]]) -> str:

@@ -136,6 +136,7 @@ def measure_rollout(experience: Experience, rewards: Sequence[Reward]) -> Rollou
         if right[i].any() and (judged[i] < 1.0).any()
     ]
     groups, completions = judged.shape[0], judged.numel()
+    lacking = [f"{e.status}: {e.detail}" for e in samples.episodes or () if e.value is None]
     return RolloutStatistics(
         groups=groups,
         completions=completions,
@@ -147,6 +148,8 @@ def measure_rollout(experience: Experience, rewards: Sequence[Reward]) -> Rollou
         cut_right=int((cut & right).sum()),
         no_answer=round(completions * statuses.count("no_answer") / len(statuses)),
         identical=round(groups * same.double().mean().item()),
+        left_out=round(completions * len(lacking) / len(statuses)),
+        left_out_by=next(iter(lacking), ""),
         questions=len({prompt.question for prompt in samples.prompts}),
         prompts=len(set(samples.prompt_texts)),
         gap=torch.stack(both).double().mean().item() if both else None,

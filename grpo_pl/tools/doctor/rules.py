@@ -28,6 +28,7 @@ REFUSED = 0.05
 PAID_AT_LEAST = 0.05  # demonstrations may mean to fail: of a search mostly what it looks like
 EMPTY = 0.1
 DIFFERED = 0.02
+LEFT_OUT = 0.05
 
 
 def findings(statistics: RunStatistics) -> list[Finding]:
@@ -96,6 +97,19 @@ def constant_reward(s: RunStatistics) -> Found:
                 f"the reward {reward.name!r} in model.rewards",
             )
     return None
+
+
+def left_out(s: RunStatistics) -> Found:
+    """Sessions of an agent, or episodes, that have no value."""
+    share = s.share("left_out")
+    if s.total("completions") < MIN_COMPLETIONS or share <= LEFT_OUT:
+        return None
+    why = next((rollout.left_out_by for rollout in s.rollouts if rollout.left_out_by), "")
+    return (
+        share,
+        f"{share:.1%} of {s.total('completions')} episodes have no value and leave the loss. The first: {why}"[:300],
+        "model.environment: mend what fails, or for an agent on_agent_error and on_rewrite",
+    )
 
 
 def _is_constant(reward: RewardStatistics, s: RunStatistics) -> bool:
@@ -359,6 +373,7 @@ RULES: Sequence[Rule] = (
     Rule("D10", "cut off", cut_off),
     Rule("D11", "form never reached", no_form),
     Rule("D12", "no end", no_end),
+    Rule("D13", "episodes left out", left_out),
     Rule("D20", "vocabulary gap", unwritable),
     Rule("D21", "leaked problems", leaked),
     Rule("D22", "repeated problems", repeated),

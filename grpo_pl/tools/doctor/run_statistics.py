@@ -125,6 +125,9 @@ class RolloutStatistics:
     """Completions in which the correctness reward found no answer."""
     identical: int
     """Groups whose completions are all the same."""
+    left_out: int = 0
+    """Episodes without a value, and the reason of the first."""
+    left_out_by: str = ""
     questions: int = 0
     """Different questions, and different prompts made of them."""
     prompts: int = 0

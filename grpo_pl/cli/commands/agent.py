@@ -1,0 +1,91 @@
+"""``grpo-pl agent``: one session of an agent with a trained policy, call by call, as a training would record it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from grpo_pl.environments.base import Observation, text_of
+
+if TYPE_CHECKING:
+    from grpo_pl.rollout.episodes import Episode
+    from grpo_pl.types import Rollout
+
+
+def agent(
+    try_: str | None = None,
+    model: str | None = None,
+    question: str = "1+2=",
+    answer: str = "",
+    temperature: float | None = None,
+    max_turns: int = 8,
+    seed: int = 0,
+    device: str = "auto",
+    trust_rewards: bool = False,
+) -> int:
+    """Plays one session of an agent and prints its calls, the row of tokens, the masks and the reward.
+
+    The exit status is 1 if the session would be left out of a training; the reason is printed.
+
+    Args:
+        try_: the agent, file.py:function or module:function; run(task, base_url, api_key).
+        model: exported folder, run folder or checkpoint that answers.
+        question: task["question"].
+        answer: task["answer"].
+        temperature: of the answers; by default the one of training, 0 is greedy.
+        max_turns: most calls.
+        seed: names the samples, and is task["seed"].
+        device: cpu, cuda …; auto takes a GPU where there is one.
+        trust_rewards: let the model name any class: only if you know who wrote it.
+    """
+    if try_ is None or model is None:
+        raise ValueError("give --try my_agent.py:run and --model, an exported folder, a run folder or a checkpoint.")
+    from grpo_pl.cli.answering import load_answerer
+    from grpo_pl.environments.openai_agent import AgentEnvironment
+    from grpo_pl.environments.pool import EnvironmentPool
+    from grpo_pl.policy.trained import find_model
+    from grpo_pl.types import Problem
+
+    trained = find_model(Path(model), trust_rewards=trust_rewards)
+    environment = AgentEnvironment(agent=try_, parser=trained.tools.parser, rewarded_by="agent")
+    sampling = trained.sampling if temperature is None else replace(trained.sampling, temperature=temperature)
+    answerer = load_answerer(replace(trained, environment=None), device, sampling)
+    episodes = replace(answerer.sampler.episodes, max_turns=max_turns)
+    with EnvironmentPool(environment, episodes) as pool:
+        sampler = replace(answerer.sampler, pool=pool, episodes=episodes)
+        problem = Problem(id=0, question=question, answer=answer)
+        drawn = replace(answerer, sampler=sampler).sample([problem], samples=1, seed=seed)
+    assert drawn.episodes is not None
+    (episode,) = drawn.episodes
+    _print_calls(episode)
+    _print_row(drawn.rollout)
+    if episode.value is None:
+        print(f"left out: {episode.status}: {episode.detail or 'the policy was never asked'}")
+        return 1
+    why = "" if episode.status == "ok" else f" ({episode.status}: {episode.detail})"
+    print(f"reward {episode.value:g}{why}, ended by {episode.finish_reason}")
+    return 0
+
+
+def _print_calls(episode: Episode) -> None:
+    tools = [tool["function"]["name"] for tool in episode.start.info.get("tools", ())]
+    print(f"tools: {', '.join(tools) or 'none'}")
+    heard: Observation = episode.start.observation
+    for number, turn in enumerate(episode.turns):
+        print(f"call {number}: {text_of(heard)!r}")
+        print(f"  policy ({turn.finish_reason}): {turn.action!r}")
+        heard = turn.transition.observation
+
+
+def _print_row(rollout: Rollout) -> None:
+    """The tokens behind the prompt, a run of equal masks at a time."""
+    mask = rollout.action_mask[0][rollout.completion_mask[0]].tolist()
+    runs: list[list[int]] = []
+    for written in mask:
+        if runs and runs[-1][0] == written:
+            runs[-1][1] += 1
+        else:
+            runs.append([written, 1])
+    told = " ".join(f"{count} {'action' if written else 'observation'}" for written, count in runs)
+    print(f"row: {int(rollout.prompt_mask.sum())} prompt tokens, then {told}; {sum(mask)} of {len(mask)} train")

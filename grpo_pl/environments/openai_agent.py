@@ -1,0 +1,327 @@
+"""``AgentEnvironment``: a program that speaks OpenAI's API is played as it is; its calls are answered by the policy."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from grpo_pl.environments import fork_server
+from grpo_pl.environments.agent_session import MODEL, AgentCall, AgentSession
+from grpo_pl.environments.base import Blame, Environment, EpisodeEnded, Observation, Status, Step, resolved
+from grpo_pl.environments.tool_calls import CallParser, HermesCalls
+from grpo_pl.processes.child_process import exit_name
+from grpo_pl.processes.resource_limits import forbid_inspection, kill_with_parent, set_limit
+
+_LONGEST_TOOLS = 3 * fork_server.LONGEST_INFO // 8
+_LONGEST_RESULT = 1 << 15  # bytes, which a pipe takes without a reader
+
+
+@dataclass(kw_only=True)
+class AgentEnvironment(Environment):
+    """An agent is a function ``run(task, base_url, api_key)``, or a program of any language; it asks the policy by
+    ``POST {base_url}/chat/completions``, whole or streamed, with or without tools.
+
+    The first call is the prompt, what later ones add are observations, and the policy's actions are the answers. The
+    tokens that were drawn stay as they are; a call that does not continue the one before has no place in the row, and
+    its session has no value. ``temperature``, ``seed`` and the like have no effect.
+
+    A program reads the task as JSON from its standard input and finds ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` among
+    its variables. It runs with the rights of the user, see SECURITY.md.
+    """
+
+    agent: str | Callable[..., Any] = ""
+    """``path/to/file.py:run`` or ``package.module:run``; ``run`` may be ``async``. ``task`` is a dictionary with the
+    columns of the problem, ``question`` and ``answer`` among them, and ``seed``."""
+    command: Sequence[str] = ()
+    """In place of ``agent``: a program and its arguments, such as ``[node, agent.js]``."""
+    parser: CallParser = field(default_factory=HermesCalls)
+    """Form in which the policy writes calls of tools and reads results."""
+    rewarded_by: Literal["rewards", "agent"] = "rewards"
+    """By default the rewards of the run judge what the policy wrote, and what the agent says about a reward is ignored.
+    With ``agent`` the reward is what ``run`` returns, or what is sent as ``POST {base_url}/reward {"reward": 1.0}``
+    with the reward key; a session without one has no value. ``run`` gets the key where it has an argument
+    ``reward_key``; a program reads it from the descriptor that GRPO_PL_REWARD_FD names, before it runs anything."""
+    on_agent_error: Literal["zero", "leave_out"] = "zero"
+    """An agent that raises, dies or hangs after the policy's first answer: the session counts 0, so that malformed
+    answers do not escape; or it leaves the loss, for agents that are known to be flaky."""
+    on_rewrite: Literal["leave_out"] = "leave_out"
+    """A session whose calls do not continue each other leaves the loss."""
+    python: str = ""
+    """Interpreter of the agent, such as ``/path/of/a/venv/bin/python``, where its libraries clash with those of the
+    training; it needs pydantic. Empty takes the one of the training."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of the agent, beside PATH, HOME and the like."""
+    blame: Blame = field(default="environment", init=False)
+
+    def __post_init__(self) -> None:
+        if bool(self.agent) == bool(self.command):
+            raise ValueError("give either agent, a function, or command, a program and its arguments.")
+        if isinstance(self.command, str):
+            raise ValueError(f"command must be a list such as [node, agent.js], got {self.command!r}.")
+        if self.python and not os.access(self.python, os.X_OK):
+            raise ValueError(f"python: there is no interpreter {self.python!r}.")
+        if self.isolation != "process":
+            raise ValueError(f"isolation must be process, because agents are killed, got {self.isolation!r}.")
+        self.blame = "policy" if self.on_agent_error == "zero" else "environment"
+        self._session: AgentSession | None = None
+        self._waiting: AgentCall | None = None
+
+    @property
+    def writes_prompt(self) -> bool:
+        return True
+
+    @property
+    def interpreter(self) -> str:
+        return self.python
+
+    @property
+    def pays(self) -> bool:
+        return self.rewarded_by == "agent"
+
+    @property
+    def observation_role(self) -> str:
+        return self.parser.role
+
+    def prepare(self) -> None:
+        """Imports the agent, from whose process all sessions are forked.
+
+        Raises:
+            ValueError: there is no such function or program.
+        """
+        if self.command:
+            from shutil import which
+
+            if which(self.command[0]) is None:
+                raise ValueError(
+                    f"command: there is no program {self.command[0]!r} (PATH is {os.environ.get('PATH')})."
+                )
+            return
+        os.environ.update(self.variables)
+        parameters = inspect.signature(resolved(self.agent)).parameters
+        if len(parameters) < 3 and not any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
+            raise ValueError(f"agent {self.agent!r} must take (task, base_url, api_key), and takes {list(parameters)}.")
+        if "openai" in sys.modules:
+            # its first request imports and builds much, which each session would do again; nobody answers there
+            with suppress(Exception):
+                client = sys.modules["openai"].OpenAI(base_url="http://127.0.0.1:9", api_key="-", max_retries=0)
+                client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": ""}])
+
+    def reset(self, *, seed: int, row: Mapping[str, Any]) -> tuple[Observation, Mapping[str, Any]]:
+        session = self._session = AgentSession(self.parser, takes_reward=self.pays)
+        if self.pays:
+            forbid_inspection()  # of the agent's process as well, which holds the reward key
+        self._process = AgentProcess(self, session, {**row, "seed": seed})
+        forbid_inspection()
+        session.serve()
+        observation, _, ended, _, info = self._next()
+        if ended:
+            raise EpisodeEnded("no_reward", "the agent ended without a call.", "environment")
+        tools = {tool["function"]["name"]: tool for tool in session.tools}
+        if len(json.dumps(session.tools)) > _LONGEST_TOOLS:
+            raise EpisodeEnded("too_long", f"its tools take over {_LONGEST_TOOLS} characters.", "environment")
+        try:
+            self.parser.check(tools)
+            told = self.parser.told(session.tools) if tools else ""
+        except ValueError as error:
+            raise EpisodeEnded("malformed", f"the agent's tools: {error}", "environment") from error
+        return observation, {**info, "tools": session.tools, "told_tools": told}
+
+    def step(self, action: str, drawn: Mapping[str, Any] | None = None) -> Step:
+        assert self._session is not None and self._waiting is not None
+        malformed = self._session.answer(self._waiting, action, drawn or {})
+        observation, reward, terminated, truncated, info = self._next()
+        return observation, reward, terminated, truncated, {**info, "invalid_action": malformed}
+
+    def finish(self) -> float:
+        assert self._session is not None
+        self._session.end("the session has reached its limit on turns or tokens.")
+        if not self.pays:
+            return 0.0
+        while isinstance(self._session.events.get(), AgentCall):
+            pass  # it came before the limit was known, and was refused
+        return self._reward()
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._process.kill()
+            self._session.close()
+
+    def _next(self) -> Step:
+        """Waits for the agent's next call, or its end."""
+        session = self._session
+        assert session is not None
+        event = session.events.get()
+        if not isinstance(event, AgentCall):
+            return "", self._reward(), True, False, {"warnings": session.warnings}
+        self._waiting = event
+        observation = session.observation(event.request)
+        info: dict[str, Any] = {"warnings": session.warnings} if session.warnings else {}
+        session.warnings = []
+        if event.request.length is not None:
+            info["max_tokens"] = event.request.length
+        return observation, 0.0, False, False, info
+
+    def _reward(self) -> float:
+        """The reward of an agent that has ended.
+
+        Raises:
+            EpisodeEnded: it failed, or there is none.
+        """
+        session = self._session
+        assert session is not None
+        status, detail, value = self._process.result()
+        if status != "ok":
+            raise EpisodeEnded(status, detail, self.blame if session.answers else "environment")
+        if not self.pays:
+            return 0.0
+        if value is not None:
+            try:
+                session.pay(value)
+            except ValueError as error:
+                if session.reward is None:
+                    raise EpisodeEnded("no_reward", f"run: {error}", "environment") from error
+        if session.reward is None:
+            raise EpisodeEnded("no_reward", "the agent ended without a reward.", "environment")
+        return session.reward
+
+
+class AgentProcess:
+    """The process of one agent: a fork of this one that calls the function, or a program."""
+
+    def __init__(self, environment: AgentEnvironment, session: AgentSession, task: Mapping[str, Any]) -> None:
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this process
+        self._results, results = os.pipe()
+        access = {"OPENAI_BASE_URL": session.base_url, "OPENAI_API_KEY": session.key}
+        variables = {**os.environ, **environment.variables, **access}
+        if environment.command:
+            self.pid = self._started(environment, session, json.dumps(task, default=str), variables)
+        else:
+            function = resolved(environment.agent)  # found before the fork, so that it is known there
+            self.pid = os.fork()
+            if self.pid == 0:
+                try:
+                    kill_with_parent()
+                    self._leave_behind(session)
+                    os.environ.update(variables)
+                    random.seed(task["seed"])
+                    _call(function, dict(task), session, results)
+                finally:
+                    os._exit(1)
+        os.close(results)
+        threading.Thread(target=self._watch, args=(session,), daemon=True).start()
+
+    def _leave_behind(self, session: AgentSession) -> None:
+        """Closes what only the process of the session may use, and redirects output."""
+        for descriptor in fork_server.OURS:
+            os.close(descriptor)
+        session._server.socket.close()
+        os.close(self._results)
+        for stream in (1, 2):
+            os.dup2(self._output.fileno(), stream)
+
+    def _started(
+        self, environment: AgentEnvironment, session: AgentSession, task: str, variables: Mapping[str, str]
+    ) -> int:
+        given = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
+        given.write(task.encode())
+        given.seek(0)
+        descriptors: tuple[int, ...] = ()
+        if environment.pays:
+            secret, writer = os.pipe()
+            os.write(writer, session.reward_key.encode())
+            os.close(writer)
+            descriptors, variables = (secret,), {**variables, "GRPO_PL_REWARD_FD": str(secret)}
+        self._program = subprocess.Popen(
+            list(environment.command),
+            env=dict(variables),
+            stdin=given,
+            stdout=self._output,
+            stderr=self._output,
+            pass_fds=descriptors,
+            preexec_fn=_limit_program,
+        )
+        for descriptor in descriptors:
+            os.close(descriptor)
+        given.close()
+        return self._program.pid
+
+    def _watch(self, session: AgentSession) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        _, status = os.waitpid(self.pid, 0)
+        self._status = os.waitstatus_to_exitcode(status)
+        session.events.put(None)
+
+    def result(self) -> tuple[Status, str, Any]:
+        """Status, detail, and what the function returned, once the process has ended."""
+        os.set_blocking(self._results, False)  # what it left behind may hold the other end
+        try:
+            written = os.read(self._results, _LONGEST_RESULT)
+        except BlockingIOError:
+            written = b""
+        try:
+            answer = json.loads(written) if written else {}
+        except ValueError:
+            answer = {}
+        if "raised" in answer:
+            return "raised", str(answer["raised"]), None
+        if self._status == 0:
+            return "ok", "", answer.get("returned")
+        self._output.seek(max(0, self._output.seek(0, os.SEEK_END) - 400))
+        printed = self._output.read().decode(errors="replace").strip()
+        how = f"the agent ended with {exit_name(self._status)}" + (f": … {printed}" if printed else "")
+        return ("killed" if self._status < 0 else "raised"), how, None
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def _limit_program() -> None:
+    """In the process of a program: its memory is limited by what it writes to, not by its address space, of which some
+    runtimes (Node's) reserve far more than they use."""
+    kill_with_parent()
+    if sys.platform != "linux":
+        return
+    allowed, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    set_limit(resource.RLIMIT_DATA, allowed)
+
+
+def _call(function: Callable[..., Any], task: dict[str, Any], session: AgentSession, results: int) -> None:
+    """Calls the agent, writes what it returns or raises, and ends the process."""
+    arguments = {"task": task, "base_url": session.base_url, "api_key": session.key}
+    names = inspect.signature(function).parameters
+    further = {"reward_key": session.reward_key} if "reward_key" in names and session.takes_reward else {}
+    try:
+        returned = function(*arguments.values(), **further)
+        if inspect.iscoroutine(returned):
+            import asyncio
+
+            returned = asyncio.run(returned)
+        number = None if returned is None else float(returned)
+        answer: dict[str, Any] = {"returned": number}
+    except BaseException as error:  # somebody else's code may raise anything
+        frames = traceback.extract_tb(error.__traceback__)
+        where = next(
+            (f" ({Path(f.filename).name}:{f.lineno})" for f in reversed(frames) if "site-packages" not in f.filename),
+            "",
+        )
+        answer = {"raised": f"{type(error).__name__}: {' '.join(str(error).split())}"[:1000] + where}
+    with suppress(OSError):
+        os.write(results, json.dumps(answer).encode()[:_LONGEST_RESULT])
+    sys.stdout.flush()
+    os._exit(0)

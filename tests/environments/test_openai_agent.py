@@ -1,0 +1,170 @@
+"""Agents over HTTP: what they ask and say, what they may do wrong, and what the policy's text cannot reach."""
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from grpo_pl.environments import EnvironmentPool, PoolLimits, Transition, episode_value
+from grpo_pl.environments.openai_agent import AgentEnvironment
+from grpo_pl.environments.tool_calls import TagCalls
+from tests.process_list import started_processes
+
+AGENTS = str(Path(__file__).parents[1] / "plugins" / "user_agents.py")
+LIMITS = PoolLimits(step_timeout_s=3.0)
+
+
+def agent(name: str, **settings: Any) -> AgentEnvironment:
+    return AgentEnvironment(agent=f"{AGENTS}:{name}", **settings)
+
+
+def play(pool: EnvironmentPool, rows: list[dict[str, Any]], *, turns: int = 4) -> list[list[Transition]]:
+    """Episodes of all rows, in which the policy answers ``turn 0``, ``turn 1`` …, and after ``turns`` no more."""
+    for number, row in enumerate(rows):
+        pool.reset(number, seed=3, row=row)
+    seen = {number: [start] for number, start in pool.collect_all().items()}
+    while live := [number for number, those in seen.items() if not those[-1].done]:
+        for number in live:
+            count = len(seen[number]) - 1
+            if count < turns:
+                pool.step(number, f"turn {count}", drawn={"finish_reason": "stop"})
+            else:
+                pool.finish(number)
+        for number, transition in pool.collect_all().items():
+            over = len(seen[number]) - 1 == turns
+            seen[number].append(transition)
+            assert transition.done or not over
+    return [seen[number] for number in range(len(rows))]
+
+
+@pytest.fixture(scope="module")
+def fates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[Transition]]]:
+    before = set(started_processes())
+    folder = str(tmp_path_factory.mktemp("run"))
+    with EnvironmentPool(agent("wayward", rewarded_by="agent"), LIMITS) as pool, warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        played = play(pool, [{"deed": deed, "folder": folder} for deed in FATES])
+    assert set(started_processes()) <= before
+    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "1000.25"]]
+    yield dict(zip(FATES, played, strict=True))
+
+
+FATES: dict[str, tuple[str, float | None]] = {
+    "well": ("ok", 1.0),
+    "raise at once": ("raised", None),  # before the policy has said anything
+    "no call": ("no_reward", None),
+    "refused": ("no_reward", None),
+    "raise": ("raised", 0.0),
+    "exit": ("raised", 0.0),
+    "leave": ("raised", 0.0),
+    "die": ("killed", 0.0),
+    "hang": ("timeout", 0.0),
+    "nan": ("no_reward", None),
+    "no reward": ("no_reward", None),
+    "child": ("ok", 1.0),
+    "two rewards": ("ok", 0.25),
+    "retry": ("ok", 1.0),
+    "edited": ("rewritten", None),
+    "compacted": ("rewritten", None),
+    "equal at once": ("rewritten", None),
+    "different at once": ("rewritten", None),
+    "ten megabytes": ("too_long", 0.0),
+    "a hundred calls and more": ("ok", 0.5),
+    "forge": ("ok", 0.0),
+    "trespass": ("ok", 1.0),
+}
+
+
+@pytest.mark.parametrize("deed", FATES)
+def test_what_an_agent_does_costs_its_session_alone(deed: str, fates: dict[str, list[Transition]]) -> None:
+    turns = fates[deed]
+    assert (turns[-1].status, episode_value(turns)) == FATES[deed], turns[-1].detail
+    if turns[-1].status == "raised":
+        assert "agent" in turns[-1].detail
+
+
+def test_an_exception_is_told_with_its_place(fates: dict[str, list[Transition]]) -> None:
+    assert "KeyError: 'malformed' (user_agents.py:" in fates["raise"][-1].detail
+
+
+def test_flaky_agents_may_be_left_out() -> None:
+    assert agent("wayward").blame == "policy" and agent("wayward", on_agent_error="leave_out").blame == "environment"
+
+
+def test_tools_are_called_in_the_policys_own_form_and_by_default_the_agent_has_no_say_in_its_reward() -> None:
+    with EnvironmentPool(agent("tool_loop", parser=TagCalls())) as pool:
+        pool.reset(0, seed=0, row={"question": "7*6="})
+        start = pool.collect_all()[0]
+        assert start.info["tools"][0]["function"]["name"] == "calc"
+        assert "<calc>expression</calc>" in start.info["told_tools"]
+        pool.step(0, "<calc>7*6</calc>")
+        assert pool.collect_all()[0].observation == "<result>got 7*6</result>"
+        pool.step(0, "<calc>7*6")  # not closed: a text, which ends the loop
+        end = pool.collect_all()[0]
+        assert end.terminated and end.invalid_action and (end.status, end.reward) == ("ok", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, "give either agent"),
+        ({"agent": "a.py:run", "command": ["node"]}, "give either agent"),
+        ({"command": "node agent.js"}, "must be a list"),
+        ({"agent": "a.py:run", "isolation": "thread"}, "isolation must be process"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        AgentEnvironment(**settings)
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        (AgentEnvironment(agent="nowhere.py:run"), "there is no file nowhere.py"),
+        (AgentEnvironment(agent=f"{AGENTS}:user"), r"must take \(task, base_url, api_key\), and takes \['text'\]"),
+        (AgentEnvironment(command=["no-such-program-here"]), "there is no program 'no-such-program-here'"),
+    ],
+)
+def test_an_agent_that_is_not_there_is_told_before_the_first_session(environment: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        environment.prepare()
+
+
+def test_a_program_is_told_its_task_and_pays_through_a_descriptor(tmp_path: Path) -> None:
+    program = tmp_path / "agent.sh"
+    program.write_text(
+        "read TASK; SECRET=$(cat <&$GRPO_PL_REWARD_FD)\n"
+        'curl -s -H "Authorization: Bearer $OPENAI_API_KEY" -H "Content-Type: application/json" '
+        '-d \'{"messages": [{"role": "user", "content": "hi"}], "stream": true}\' $OPENAI_BASE_URL/chat/completions '
+        "> /dev/null\n"
+        'curl -s -H "Authorization: Bearer $SECRET" -d \'{"reward": 0.75}\' $OPENAI_BASE_URL/reward\n'
+    )
+    with EnvironmentPool(AgentEnvironment(command=["bash", str(program)], rewarded_by="agent")) as pool:
+        (turns,) = play(pool, [{"question": "?"}])
+    assert (turns[-1].status, episode_value(turns), turns[0].observation) == (
+        "ok",
+        0.75,
+        [{"role": "user", "content": "hi"}],
+    ), turns[-1].detail
+
+
+def test_openais_client_runs_unchanged() -> None:
+    """Whole, streamed and asynchronous answers, with tools and usage."""
+    clients, ways = str(Path(AGENTS).with_name("openai_clients.py")), ("whole", "streamed", "asynchronous")
+    with EnvironmentPool(AgentEnvironment(agent=f"{clients}:run", rewarded_by="agent")) as pool:
+        for number, way in enumerate(ways):
+            pool.reset(number, seed=0, row={"question": "2*3=", "way": way})
+        with pytest.warns(UserWarning, match="sets temperature, which has no effect"):
+            pool.collect_all()
+        for number in range(3):
+            pool.step(number, '<tool_call>{"name": "calc", "arguments": {"expression": "2*3"}}</tool_call>')
+        seen = pool.collect_all()
+        assert [seen[n].observation for n in range(3)] == 3 * [[{"role": "tool", "name": "calc", "content": "6"}]]
+        for number in range(3):
+            pool.step(number, "6", drawn={"finish_reason": "stop", "prompt_tokens": 9, "completion_tokens": 2})
+        ends = pool.collect_all()
+        assert [(ends[n].status, ends[n].reward, ends[n].detail) for n in range(3)] == 3 * [("ok", 11.0, "")]

@@ -1,0 +1,224 @@
+"""Agents of users, honest and hostile, over plain HTTP; each is played by ``AgentEnvironment``."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "calc",
+        "description": "Works an arithmetic expression out.",
+        "parameters": {
+            "type": "object",
+            "properties": {"expression": {"type": "string", "description": "Numbers with + - * /."}},
+            "required": ["expression"],
+        },
+        "return": {"type": "string"},
+    },
+}
+
+
+def post(base_url: str, path: str, key: str, body: Any, *, timeout: float = 60.0, **headers: str) -> Any:
+    """The response as JSON; that of an error as well."""
+    request = urllib.request.Request(
+        base_url + path,
+        json.dumps(body).encode(),
+        {"Authorization": f"Bearer {key}", "Content-Type": "application/json", **headers},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as response:
+            return json.loads(response.read())
+    except urllib.error.HTTPError as error:
+        return json.loads(error.read())
+
+
+def ask(base_url: str, key: str, messages: Any, **more: Any) -> Any:
+    """The message that the policy answers; None where the call is refused."""
+    headers = more.pop("headers", {})
+    answer = post(base_url, "/chat/completions", key, {"messages": messages, **more}, **headers)
+    return answer["choices"][0]["message"] if "choices" in answer else None
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def tool_loop(task: Any, base_url: str, key: str) -> float:
+    """The loop of ``ToolEnvironment`` with a calculator, over HTTP, and a reward that nobody asked for."""
+    messages = [user(task["question"])]
+    while True:
+        message = ask(base_url, key, messages, tools=[TOOL])
+        messages.append(message)
+        for call in message.get("tool_calls") or []:
+            expression = json.loads(call["function"]["arguments"])["expression"]
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": f"got {expression}"})
+        if not message.get("tool_calls"):
+            return 1.0
+
+
+def chat(task: Any, base_url: str, key: str) -> float:
+    """Says ``go on`` after some time; the reward is the number of answers."""
+    messages, more = [user(task["question"])], {"max_tokens": task["max_tokens"]} if "max_tokens" in task else {}
+    for number in range(task.get("calls", 3)):
+        time.sleep(random.SystemRandom().random() * task.get("sleep", 0))
+        message = ask(base_url, key, messages, **more)
+        if message is None:
+            return float(number)
+        messages += [message, user("go on")]
+    return float(len(messages) // 2)
+
+
+def digits(task: Any, base_url: str, key: str) -> float:
+    """The share of digits in two answers, which come after some time."""
+    messages, said = [user("?")], ""
+    for _ in range(2):
+        time.sleep(0.02 * random.SystemRandom().random())
+        messages += [ask(base_url, key, messages), user("!")]
+        said += messages[-2]["content"]
+    return sum(map(str.isdigit, said)) / max(1, len(said))
+
+
+def wayward(task: Any, base_url: str, key: str, reward_key: str) -> float | None:
+    """Asks once, and then does what the task says."""
+    deed = task["deed"]
+    if deed == "raise at once":
+        raise RuntimeError("no model today")
+    if deed == "no call":
+        return 1.0
+    if deed == "refused":
+        ask(base_url, key, [user("a")], n=2)
+        return 1.0
+    history = [user("first")]
+    answer = ask(base_url, key, history)
+    history.append({"role": "assistant", "content": answer["content"]})
+    return float(DEEDS[deed](task, base_url, key, reward_key, history)) if deed in DEEDS else _plain(deed)
+
+
+def _plain(deed: str) -> float | None:
+    if deed == "raise":
+        raise KeyError("malformed")
+    if deed == "hang":
+        time.sleep(1000)
+    if deed == "exit":
+        sys.exit(3)
+    if deed == "leave":
+        os._exit(7)
+    if deed == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if deed == "nan":
+        return float("nan")
+    return None if deed == "no reward" else 1.0
+
+
+def _child(task: Any, *_: Any) -> float:
+    for new_session in (False, True):
+        subprocess.Popen(["sleep", "1000.25"], start_new_session=new_session)
+    return 1.0
+
+
+def _two_rewards(task: Any, base_url: str, key: str, reward_key: str, history: Any) -> float:
+    post(base_url, "/reward", reward_key, {"reward": 0.25})
+    assert "has its reward" in post(base_url, "/reward", reward_key, {"reward": 1.0})["error"]["message"]
+    return 1.0
+
+
+def _retry(task: Any, base_url: str, key: str, reward_key: str, history: Any) -> float:
+    body = {"messages": [*history, user("second")]}
+    for attempt in range(2):
+        try:
+            post(base_url, "/chat/completions", key, body, timeout=0.05, **{"x-stainless-retry-count": str(attempt)})
+        except TimeoutError:
+            continue
+    answer = post(base_url, "/chat/completions", key, body, **{"x-stainless-retry-count": "2"})
+    return float(answer["choices"][0]["message"]["content"] == "turn 1")
+
+
+def _edited(task: Any, base_url: str, key: str, reward_key: str, history: Any) -> float:
+    ask(base_url, key, [user("another"), *history[1:], user("second")])
+    return 1.0
+
+
+def _compacted(task: Any, base_url: str, key: str, reward_key: str, history: Any) -> float:
+    ask(base_url, key, [user("in short: first")])
+    return 1.0
+
+
+def _at_once(texts: list[str]) -> Any:
+    def deed(task: Any, base_url: str, key: str, reward_key: str, history: Any) -> float:
+        calls = [threading.Thread(target=ask, args=(base_url, key, [*history, user(text)])) for text in texts]
+        for call in calls:
+            call.start()
+        for call in calls:
+            call.join()
+        return 1.0
+
+    return deed
+
+
+def _long(task: Any, base_url: str, key: str, reward_key: str, history: Any) -> float:
+    ask(base_url, key, [*history, user("x" * 10_000_000)])
+    return 1.0
+
+
+def _many(task: Any, base_url: str, key: str, reward_key: str, history: Any) -> float:
+    for number in range(150):
+        message = ask(base_url, key, [*history, user(str(number))])
+        if message is None:
+            continue
+        history += [user(str(number)), {"role": "assistant", "content": message["content"]}]
+    return 0.5
+
+
+FORGERY = """
+import glob, json, os, sys, urllib.request
+url, key, found = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"], []
+def attempt(bearer):
+    request = urllib.request.Request(url + "/reward", b'{"reward": 1.0}', {"Authorization": "Bearer " + bearer})
+    try:
+        urllib.request.urlopen(request); found.append("paid")
+    except urllib.error.HTTPError as error:
+        found.append(error.code)
+attempt(key); attempt(""); attempt(sys.argv[1])
+secrets = [value for name, value in os.environ.items() if "REWARD" in name or "TOKEN" in name]
+print(json.dumps([found, secrets, [os.readlink(f) for f in glob.glob("/proc/self/fd/*") if os.path.exists(f)]]))
+"""
+
+
+def _forge(task: Any, base_url: str, key: str, reward_key: str, history: Any) -> float:
+    """Runs a text in a shell, as coding agents do with what the policy writes."""
+    ran = subprocess.run([sys.executable, "-c", FORGERY, "0" * 43], capture_output=True, text=True, check=True)
+    codes, secrets, open_files = json.loads(ran.stdout)
+    ours = [name for name in open_files if "socket" in name or name.startswith(str(Path(task["folder"])))]
+    return 0.0 if (codes, secrets, ours) == ([401, 401, 401], [], []) else 1.0
+
+
+def _trespass(task: Any, base_url: str, key: str, reward_key: str, history: Any) -> float:
+    answer = post(base_url, "/chat/completions", "x" + key[1:], {"messages": history})
+    return float(answer["error"]["code"] == "invalid_api_key")
+
+
+DEEDS = {
+    "child": _child,
+    "two rewards": _two_rewards,
+    "retry": _retry,
+    "edited": _edited,
+    "compacted": _compacted,
+    "equal at once": _at_once(["second", "second"]),
+    "different at once": _at_once(["second", "third"]),
+    "ten megabytes": _long,
+    "a hundred calls and more": _many,
+    "forge": _forge,
+    "trespass": _trespass,
+}

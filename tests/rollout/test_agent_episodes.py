@@ -1,0 +1,139 @@
+"""Sessions of agents as rows of tokens: those of the same exchange with our own environments, whenever they answer."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo_pl.environments import Environment, EnvironmentPool
+from grpo_pl.environments.openai_agent import AgentEnvironment
+from grpo_pl.environments.tool_calls import CallParser, HermesCalls, TagCalls
+from grpo_pl.environments.tools import ToolEnvironment
+from grpo_pl.policy.dialogue import Dialogue
+from grpo_pl.policy.loading import PolicyConfig, load_model
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.policy.tokenizer import character_tokenizer
+from grpo_pl.rollout.engine import RolloutEngine
+from grpo_pl.rollout.episode_settings import EpisodeSettings
+from grpo_pl.rollout.episodes import Episode, run_episodes
+from grpo_pl.rollout.native.engine import NativeEngine
+from grpo_pl.types import Problem, Rollout, SampleKey, SamplingParams
+from tests.conftest import ScriptedEngine
+
+AGENTS = Path(__file__).parents[1] / "plugins" / "user_agents.py"
+SHAPE: dict[str, Any] = {
+    "model_type": "qwen2",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.3,
+}
+
+
+def play(
+    environment: Environment,
+    tokenizer: PreTrainedTokenizerBase,
+    model: PreTrainedModel,
+    engine: RolloutEngine,
+    *,
+    rows: Sequence[dict[str, Any]] = ({},),
+    group_size: int = 1,
+    limits: EpisodeSettings = EpisodeSettings(max_turns=3),  # noqa: B008 - frozen
+    length: int = 200,
+) -> tuple[Rollout, list[Episode]]:
+    problems = [Problem(id=p, question=f"{p + 1}+2=", answer="3", columns=row) for p, row in enumerate(rows)]
+    with EnvironmentPool(environment) as pool:
+        return run_episodes(
+            engine,
+            model,
+            dialogue=Dialogue(template=PromptTemplate(), tokenizer=tokenizer).within(environment),
+            pool=pool,
+            problems=problems,
+            keys=[
+                [
+                    SampleKey(seed=1, split="train", step=0, attempt=0, prompt_id=p.id, sample=g)
+                    for g in range(group_size)
+                ]
+                for p in problems
+            ],
+            sampling=SamplingParams(max_completion_length=length),
+            limits=limits,
+        )
+
+
+def same(left: Rollout, right: Rollout) -> bool:
+    names = ("prompt_ids", "prompt_mask", "completion_ids", "action_mask", "turn_index", "sampling_logprobs")
+    return all(torch.equal(getattr(left, name), getattr(right, name)) for name in names)
+
+
+CHAT = (
+    "{% if tools %}[tools]{% for t in tools %}{{ t | tojson }}{% endfor %}{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "parser", "call"),
+    [
+        (None, TagCalls(), "<calc>1+2</calc>"),
+        (CHAT, HermesCalls(), '<tool_call>{"name": "calc", "arguments": {"expression": "1+2"}}</tool_call>'),
+        (CHAT, TagCalls(), "I ask. <calc>1+2</calc>"),
+    ],
+)
+def test_a_session_is_the_row_of_our_own_tool_loop(template: str | None, parser: CallParser, call: str) -> None:
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = template
+    model = load_model(PolicyConfig(from_scratch=SHAPE), tokenizer)
+    engine = ScriptedEngine(tokenizer, {0: [[call, "it is 3"]]})
+    ours = ToolEnvironment(tools=[f"{AGENTS.with_name('agent_tools.py')}:calc"], parser=parser)
+    theirs = AgentEnvironment(agent=f"{AGENTS}:tool_loop", parser=parser)
+    (expected, _), (found, episodes) = (play(one, tokenizer, model, engine) for one in (ours, theirs))
+    assert same(found, expected)
+    assert int(found.action_mask.sum()) == len(call) + len("it is 3") + 2  # with the end tokens
+    assert [turn.action for turn in episodes[0].turns] == [call, "it is 3"] and episodes[0].status == "ok"
+
+
+@pytest.fixture(scope="module")
+def policy(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    return load_model(PolicyConfig(from_scratch=SHAPE), tokenizer)
+
+
+def test_when_agents_ask_changes_no_bit(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    agent = AgentEnvironment(agent=f"{AGENTS}:chat")
+    played = [
+        play(agent, tokenizer, policy, NativeEngine(), rows=[{"sleep": s}] * 3, group_size=3, length=6)
+        for s in (0.0, 0.03)
+    ]
+    assert same(played[0][0], played[1][0])
+    assert {len(episode.turns) for episode in played[0][1]} == {3}
+
+
+def test_an_agent_may_ask_for_fewer_tokens_and_a_limit_ends_its_session(
+    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    rollout, (episode,) = play(
+        AgentEnvironment(agent=f"{AGENTS}:chat", rewarded_by="agent"),
+        tokenizer,
+        policy,
+        NativeEngine(),
+        rows=[{"max_tokens": 2, "calls": 9}],
+        limits=EpisodeSettings(max_turns=2),
+    )
+    assert [int((rollout.turn_index == turn).sum()) for turn in (0, 1)] == [2, 2]
+    assert (episode.finish_reason, episode.value) == ("turns", 2.0)  # the agent counts its answers
+
+
+def test_a_template_for_questions_does_not_go_with_an_agent(
+    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    environment = AgentEnvironment(agent=f"{AGENTS}:chat")
+    dialogue = Dialogue(template=PromptTemplate(user="Q: {question}"), tokenizer=tokenizer)
+    with pytest.raises(ValueError, match="AgentEnvironment writes its own prompts"):
+        EpisodeSettings().check_context(dialogue, environment, 2048)
