@@ -54,8 +54,10 @@ class TextStream:
         return self._send(len(self.text))
 
     def _decode(self, *, final: bool) -> None:
-        decode = self._tokenizer.decode
-        context = str(decode(self.tokens[self._anchor : self._read], skip_special_tokens=True))
+        if self._read == len(self.tokens):
+            return  # nothing is held back, and a call of the tokenizer takes as long as a token of a small model
+        decode, known = self._tokenizer.decode, self.tokens[self._anchor : self._read]
+        context = str(decode(known, skip_special_tokens=True)) if known else ""
         whole = str(decode(self.tokens[self._anchor :], skip_special_tokens=True))
         if whole.endswith(_HALF) and not final:
             return

@@ -132,6 +132,38 @@ def test_a_batch_computes_in_the_precision_of_the_training(
     assert not torch.allclose(rounded, exact, atol=1e-4) and torch.equal(exact, logprobs(""))
 
 
+@pytest.mark.skipif(not built_kernels(), reason="no C compiler has built the decode kernel")
+def test_a_run_that_the_kernel_drew_is_served_with_the_same_bits(
+    build_model: Callable, make_keys: Callable, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    model, keys, engine = build_model("qwen2"), make_keys(3, 4), NativeEngine()
+    engine.decoder = next(iter(built_kernels()))
+    sampling = SamplingParams(max_completion_length=24)
+    rollout = engine.generate(
+        model,
+        GenerateRequest(prompt_ids=prompts, keys=keys, sampling=sampling, eos_token_ids=[], pad_token_id=0),
+    )
+    trained = ServedModel(
+        name="model",
+        source=tmp_path,
+        policy=PolicyConfig(from_scratch={"model_type": "qwen2"}),
+        checkpoint=None,
+        template=PromptTemplate(),
+        rewards=[],
+        sampling=sampling,
+        decoder=engine.decoder,
+    )
+    run = Collector(batch_of(trained, model, 12))
+    options, sequences = SequenceOptions(sampling=sampling, ignore_eos=True), list[int]()
+    for prompt, group in zip(prompts, keys, strict=True):
+        sequences += run.batch.add(prompt, [sample_key(key) for key in group], options)
+        run.step(3)
+    run.drain()
+    assert [run.tokens(s) for s in sequences] == rollout.completion_ids.tolist()
+    logprobs = [[logprob for d in run.drawn[s] for logprob in d.logprobs] for s in sequences]
+    assert logprobs == rollout.sampling_logprobs.tolist()
+
+
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
 @pytest.mark.parametrize("stay", [1, 7, 64, 65])
 def test_a_sequence_that_left_goes_on_where_it_was(
