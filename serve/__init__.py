@@ -9,4 +9,21 @@
   ``streaming``.
 - To the workers and back: ``worker_client``, ``admission``, ``generator``; ``worker_channel`` has the messages.
 - In the workers: ``generate_worker``, ``versions``, ``grammars``; ``score_worker``.
+- ``parts``: the same for a ``litserve.LitServer`` of your own, as ``PolicyAPI`` and ``RewardAPI``.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # at run time they are loaded when they are first asked for
+    from serve.parts import PolicyAPI as PolicyAPI
+    from serve.parts import RewardAPI as RewardAPI
+
+__all__ = ["PolicyAPI", "RewardAPI"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'serve' has no attribute {name!r}")
+    from serve import parts
+
+    return getattr(parts, name)

@@ -19,10 +19,8 @@ from typing import Any, NamedTuple
 import httpx2
 from fastapi import FastAPI, Response
 
-from grpo_pl.config.objects import build_rewards
 from grpo_pl.policy.loading import choose_device
 from grpo_pl.policy.trained import ServedModel, find_model, without_link
-from grpo_pl.rewards.base import needs_of
 from serve.advantages import group_objective
 from serve.completions import CompletionRoutes
 from serve.errors import ApiError, check_model, install_handlers
@@ -32,6 +30,7 @@ from serve.generator import Generator
 from serve.grammar_checker import GrammarChecker
 from serve.json_body import JsonRoute
 from serve.json_response import json_response
+from serve.litserve_adapter import WorkerProcess
 from serve.logs import configure_logs, open_access_log, write_output
 from serve.metrics import ServerMetrics
 from serve.middleware import CrossOrigin, Guard
@@ -39,7 +38,7 @@ from serve.pages import docs, openapi, page
 from serve.prompts import Prompts
 from serve.responses import ResponsesRoute
 from serve.score_worker import ScoreWorker
-from serve.scoring import Scorer, ScoreRoute
+from serve.scoring import Scorer, ScoreRoute, needed_columns
 from serve.server import Server, bind
 from serve.settings import ServeSettings
 from serve.tokens import TokenRoutes
@@ -75,7 +74,10 @@ class Application:
         score = ScoreWorker(model.rewards, trust_rewards=model.trust_rewards)
         self._sockets = bind(settings.addresses)
         self.server = Server(
-            [(generate, self.generator), (score, self.scorer)],
+            [
+                (WorkerProcess("generate", generate), self.generator),
+                (WorkerProcess("score", score), self.scorer),
+            ],
             warm_up=self._warm_up,
             on_ready=self._say_ready,
             on_stop=self.generator.slots.close,
@@ -255,9 +257,6 @@ def run_server(settings: ServeSettings) -> None:
     model = without_link(find_model(path, trust_rewards=settings.trust_rewards))
     if settings.served_model_name is not None:
         model = replace(model, name=settings.served_model_name)
-    rewards, _ = build_rewards(model.rewards, trust_rewards=model.trust_rewards), model.tools  # mistakes show here
-    needs = needs_of(rewards)
-    for reward in rewards:
-        reward.close()
+    needs, _ = needed_columns(model), model.tools  # mistakes show here
     sys.setswitchinterval(0.001)  # the event loop runs sooner while threads parse large bodies
     Application(settings, model, needs=needs, began=began).run()

@@ -1,4 +1,4 @@
-"""``/v1/chat/completions`` and ``/v1/completions``, streaming and not."""
+"""``/v1/chat/completions`` and ``/v1/completions``, streaming and not, over HTTP or in a ``PolicyAPI``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ class CompletionRoutes:
     """Both routes; they differ in how prompts are encoded and in the format of the answer."""
 
     generator: Generator
-    grammars: GrammarChecker
+    grammars: GrammarChecker | None
+    """None refuses requests with a grammar."""
     weights: Weights
     prompts: Prompts
     metrics: ServerMetrics
@@ -62,17 +63,26 @@ class CompletionRoutes:
         self._slices, self._texts = TimeSlices(), TokenTexts(self.prompts.model.tokenizer)
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
-        return await self.answer_chat(body, request, ChatFormat(self.prompts.model.name, body, self._texts))
+        return await self._answer(request, await self.chat_job(body))
 
     async def answer_chat(self, body: ChatRequest, request: Request, answer_format: AnswerFormat) -> Response:
-        """Completes a conversation. With a grammar the template's prefill is left out, because it may not match."""
+        return await self._answer(request, await self.chat_job(body, answer_format))
+
+    async def chat_job(self, body: ChatRequest, answer_format: AnswerFormat | None = None) -> Job:
+        """The job that completes a conversation. With a grammar the template's prefill is left out, because it may not
+        match.
+
+        Args:
+            answer_format: by default that of ``/v1/chat/completions``.
+        """
+        answer_format = answer_format or ChatFormat(self.prompts.model.name, body, self._texts)
         deadline, model = Deadline(self.deadline_s), self.prompts.model
         check_model(body.model, model.name)
         free = body.grammar is None and not body.must_call
         ids = await self.prompts.from_messages(body.messages, body.offered, prefill=free)
         prefill = model.template.prefill if free else ""
         (job,) = await self._slices.map(lambda ids: self._job(body, [ids], [prefill], answer_format, deadline), [ids])
-        return await self._answer(request, job)
+        return job
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         deadline, model = Deadline(self.deadline_s), self.prompts.model
@@ -138,6 +148,8 @@ class CompletionRoutes:
             ApiError: there is one, and llguidance is not installed (400).
         """
         tools = body.must_call if isinstance(body, ChatRequest) else []
+        if (body.grammar is not None or tools) and self.grammars is None:
+            raise bad_request("structured outputs need the whole server, grpo-pl serve.", param=None)
         if (body.grammar is not None or tools) and not grammars.is_available():
             field = "response_format" if body.structured_outputs is None else "structured_outputs"
             raise bad_request(
@@ -152,8 +164,8 @@ class CompletionRoutes:
 
     async def _answer(self, request: Request, job: Job) -> Response:
         if job.request.stream:
-            return EventStream(request, self._events(job))
-        return await while_connected(request, self._whole(job))
+            return EventStream(request, self.events(job))
+        return await while_connected(request, self.whole(job))
 
     async def _checked(self, job: Job) -> Job:
         """The job with its grammar checked.
@@ -162,21 +174,27 @@ class CompletionRoutes:
             ApiError: see ``GrammarChecker.check``.
         """
         grammar = job.draws[0].grammar
-        if grammar is None:
+        if grammar is None or self.grammars is None:
             return job
         async with job.deadline.limit():
             grammar = await self.grammars.check(grammar)
         return replace(job, draws=[replace(draw, grammar=grammar) for draw in job.draws])
 
-    async def _whole(self, job: Job) -> Response:
+    async def whole(self, job: Job) -> Response:
+        async with aclosing(self.growth(job)) as steps:
+            async for _ in steps:
+                pass
+        return await large_json_response(lambda: job.answer_format.whole(job.choices))
+
+    async def growth(self, job: Job) -> AsyncGenerator[list[Growth], None]:
+        """Draws a job's completions; yields lists of what has arrived together."""
         job = await self._checked(job)
         with self._under_one_version(job) as job:
             async with aclosing(self._grow(job)) as steps:
-                async for _ in steps:
-                    pass
-        return await large_json_response(lambda: job.answer_format.whole(job.choices))
+                async for grown in steps:
+                    yield grown
 
-    async def _events(self, job: Job) -> AsyncGenerator[str, None]:
+    async def events(self, job: Job) -> AsyncGenerator[str, None]:
         """The events of a stream. A failure before the first event is raised, a later one becomes the last event."""
         answer_format, choices, started = job.answer_format, job.choices, False
         job = await self._checked(job)

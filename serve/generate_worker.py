@@ -1,4 +1,4 @@
-"""``GenerateWorker``: the process that holds the model and decodes all requests in one continuous batch."""
+"""``GenerateWorker``: holds the model and decodes all requests in one continuous batch."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from grpo_pl.rollout.native.continuous import Drawn, SequenceOptions
 from grpo_pl.rollout.thinking import ThoughtMask
 from serve.grammar_judge import Unusable
 from serve.grammars import Compiled, Grammar, GrammarMask, Grammars
-from serve.litserve_adapter import Worker
 from serve.versions import DropWeights, LoadWeights, Versions
-from serve.worker_channel import Answer, Cancel, Failure, FrontChannel, InvalidRequest, end_with_parent
+from serve.worker_channel import Answer, Cancel, Failure, FrontChannel, InvalidRequest, WorkerTask
 
 log = logging.getLogger(__name__)
 
@@ -91,12 +90,11 @@ class _Waiting(NamedTuple):
     masks: Sequence[GrammarMask] = ()
 
 
-class GenerateWorker(Worker):
+class GenerateWorker(WorkerTask):
     """Takes :class:`Generate`, :class:`ScorePrompt`, ``LoadWeights``, ``DropWeights`` and ``Cancel``; answers with
     :class:`Started`, :class:`Step` …"""
 
     def __init__(self, model: ServedModel, *, device: str, max_batch_size: int) -> None:
-        super().__init__("generate")
         self._served, self._target, self._size = model, device, max_batch_size
 
     def environment(self) -> dict[str, str]:
@@ -107,7 +105,6 @@ class GenerateWorker(Worker):
 
         from grpo_pl.policy.loading import eos_ids
 
-        end_with_parent()
         if self._target == "cpu" and "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, (os.cpu_count() or 1) - 1))  # leaves one core to the front process
         self._versions = Versions(self._served, device=self._target, size=self._size)

@@ -1,4 +1,4 @@
-"""``ScoreWorker``: the process that holds the rewards and their sandbox; it has no model."""
+"""``ScoreWorker``: holds the rewards and their sandbox; it has no model."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from grpo_pl.rewards.base import MissingColumn, Reward, correctness_index
 from grpo_pl.rewards.batch import score_completions
 from grpo_pl.rewards.sandbox.task_queue import CALLER, Caller
 from grpo_pl.rewards.voting import answer_classes
-from serve.litserve_adapter import Worker
-from serve.worker_channel import Answer, Cancel, Failure, FrontChannel, InvalidRequest, end_with_parent
+from serve.worker_channel import Answer, Cancel, Failure, FrontChannel, InvalidRequest, WorkerTask
 
 log = logging.getLogger(__name__)
 
 _THREADS = 256  # requests scored at the same time, more than max_queue is by default: in the sandbox they take turns
 _SLICE = 64  # completions per call of the rewards, or one group; other rewards end between calls when a client has gone
+_NO_JUDGE = "the model's rewards do not say what a right answer is: score completions with /v1/score."
 _SHOWN = 1000  # characters of an extracted answer
 
 
@@ -37,11 +37,10 @@ class ScoreItems(NamedTuple):
     groups."""
 
 
-class ScoreWorker(Worker):
+class ScoreWorker(WorkerTask):
     """Takes :class:`ScoreItems` and ``Cancel``; answers with the scores of all rewards."""
 
     def __init__(self, rewards: Sequence[Mapping[str, Any]], *, trust_rewards: bool = False) -> None:
-        super().__init__("score")
         self._specs, self._trusted = rewards, trust_rewards
 
     def environment(self) -> dict[str, str]:
@@ -49,7 +48,6 @@ class ScoreWorker(Worker):
         return dict(os.environ) if self._trusted else clean_environment()
 
     def prepare(self) -> None:
-        end_with_parent()
         CALLER.set(Caller())  # so that pools start with what several callers need
         self._rewards = build_rewards(self._specs, trust_rewards=self._trusted)
         for reward in self._rewards:
@@ -75,6 +73,9 @@ class ScoreWorker(Worker):
         caller = callers[uid]
         CALLER.set(caller)
         try:
+            if job.group_size and correctness_index(self._rewards) is None:
+                front.send(Failure(uid, InvalidRequest(_NO_JUDGE, None, "no_correctness")))
+                return
             items: list[dict[str, Any]] = []
             step = job.group_size or _SLICE
             for first in range(0, len(job.completions), step):
@@ -110,12 +111,14 @@ def score_items(rewards: Sequence[Reward], job: ScoreItems, part: slice) -> list
     completions = job.completions[part]
     columns = {name: column[part] for name, column in job.columns.items()}
     scored = score_completions(rewards, completions=completions, answers=job.answers[part], columns=columns)
-    judge = rewards[correctness_index(rewards)]
-    stated = judge.stated_answers(completions, columns)
+    place = correctness_index(rewards)
+    judge = rewards[place or 0]  # without a correctness reward it only tells where it would look for an answer
+    stated, correct = judge.stated_answers(completions, columns), scored.correct()
     items = []
     for row, (score, total, answer) in enumerate(zip(scored.judged(), scored.totals(), stated, strict=True)):
-        item = {"value": total, "status": score.status, "correct": score.correct, "rewards": scored.described(row)}
-        is_part = score.status != "no_answer" and answer.strip() not in ("", completions[row].strip())
+        item = {"value": total, "status": score.status, "correct": correct[row], "rewards": scored.described(row)}
+        is_part = place is not None and score.status != "no_answer"
+        is_part = is_part and answer.strip() not in ("", completions[row].strip())
         items.append({**item, "extracted": answer.strip()[:_SHOWN] if is_part else None})
     if job.group_size:
         classes = answer_classes(

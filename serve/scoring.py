@@ -1,4 +1,4 @@
-"""``/v1/score``: scores given completions with the rewards of the checkpoint, without generating any."""
+"""``/v1/score``: scores given completions with the rewards of the checkpoint, over HTTP or in a ``RewardAPI``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 from fastapi import Request, Response
 
+from grpo_pl.config.objects import build_rewards
 from grpo_pl.policy.trained import ServedModel
+from grpo_pl.rewards.base import needs_of
 from serve.admission import AdmissionQueue, QueueFull
 from serve.advantages import group_objective
 from serve.errors import bad_request, check_model
@@ -21,6 +23,18 @@ from serve.streaming import while_connected
 from serve.worker_client import Deadline, WorkerClient
 
 _LONGEST, _TOGETHER = 1 << 17, 1 << 20  # characters to tokenise, per text and in all: each takes 500 bytes of memory
+
+
+def needed_columns(model: ServedModel) -> Collection[str]:
+    """The columns that a model's rewards read, see ``Reward.needs``.
+
+    Raises:
+        ValueError: a reward cannot be built.
+    """
+    rewards = build_rewards(model.rewards, trust_rewards=model.trust_rewards)
+    for reward in rewards:
+        reward.close()
+    return needs_of(rewards)
 
 
 class Scorer(WorkerClient):
@@ -65,8 +79,11 @@ class ScoreRoute:
         )  # one request at a time, to bound the memory that this takes
 
     async def score(self, body: ScoreRequest, request: Request) -> Response:
+        return await while_connected(request, self.answer(body))
+
+    async def answer(self, body: ScoreRequest) -> Response:
         check_model(body.model, self.model.name)
-        scored = await while_connected(request, self._scored(body))
+        scored = await self._scored(body)
         self.metrics.count_scores(scored)
         return await large_json_response(lambda: self._objective.group(scored) if body.group else {"items": scored})
 

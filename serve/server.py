@@ -20,7 +20,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from serve.errors import ApiError, Refusal, shutting_down, worker_lost
-from serve.litserve_adapter import Launcher, Worker, WorkerSetupStatus
+from serve.litserve_adapter import WorkerProcess, launch
 from serve.protocol import ACCEPTED_AT_ONCE, BoundedProtocol, ConnectionLimit, connection_limit
 from serve.worker_client import WorkerClient
 
@@ -45,14 +45,13 @@ class Server:
 
     def __init__(
         self,
-        workers: Sequence[tuple[Worker, WorkerClient]],
+        workers: Sequence[tuple[WorkerProcess, WorkerClient]],
         *,
         warm_up: Callable[[], Coroutine[Any, Any, None]],
         on_ready: Callable[[int], None],
         on_stop: Callable[[Callable[[], ApiError]], None],
     ) -> None:
         self._workers = [worker for worker, _ in workers]
-        self._launcher = Launcher(self._workers)
         self._clients = [client for _, client in workers]
         refusals: dict[int | str, dict[str, Any]] = {"4XX": {"model": Refusal}}
         self.app = FastAPI(title="grpo_pl", openapi_url="", redirect_slashes=False, responses=refusals)
@@ -92,7 +91,10 @@ class Server:
         """
         self._serving = True
         try:
-            self._processes, self._worker_sockets = self._launcher.launch()
+            for worker in self._workers:
+                process, end = launch(worker)
+                self._processes.append(process)
+                self._worker_sockets.append(end)
             self._await_workers()
             self._start_http(sockets, **tls)
             self._stop_requests.get()
@@ -104,9 +106,8 @@ class Server:
             raise ChildProcessError(f"ended with {self._refused} requests or parts of them refused.")
 
     def _await_workers(self) -> None:
-        status = self._launcher.workers_setup_status
-        while status.states != {WorkerSetupStatus.READY}:
-            failed = WorkerSetupStatus.ERROR in status.states or not all(p.is_alive() for p in self._processes)
+        while not all(worker.ready for worker in self._workers):
+            failed = not all(process.is_alive() for process in self._processes)
             if complaint := next((worker.complaint for worker in self._workers if worker.complaint), ""):
                 raise ValueError(complaint)
             if failed:

@@ -6,6 +6,7 @@ import multiprocessing
 import signal
 import socket
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
@@ -88,6 +89,27 @@ class FrontChannel:
                 self._end.sendall(packed(message))
         except OSError:
             raise SystemExit(0) from None
+
+
+class WorkerTask(ABC):
+    """The work of one worker: in a process of this server's, or in a thread of a worker of somebody's ``LitServer``."""
+
+    @abstractmethod
+    def environment(self) -> dict[str, str]:
+        """The environment variables of a process of its own."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Sets up the work. What its user can put right is a ``ValueError``, ``OSError``, ``ImportError`` or
+        ``CheckpointError``, of which the front process tells in one line."""
+
+    @abstractmethod
+    def work(self, front: FrontChannel) -> None:
+        """Answers requests; never returns.
+
+        Raises:
+            SystemExit: the front process has ended or closed the connection.
+        """
 
 
 def end_with_parent() -> None:

@@ -1,4 +1,4 @@
-"""The scripts and the notebook of examples/ run, made shorter; those of docs/lightning.md are tested with that page."""
+"""The scripts and the notebook of examples/ run, made shorter; others are tested with the pages that show them."""
 
 import os
 import re
@@ -53,8 +53,12 @@ def test_the_notebook_runs_and_shows_what_it_printed(tmp_path: Path, monkeypatch
 
 def test_every_example_is_short_and_tested() -> None:
     scripts = {path.name: path.read_text() for path in (ROOT / "examples").glob("*.py")}
-    assert scripts.keys() == SHORTER.keys() | {"cli.py", "fabric.py"}
+    assert scripts.keys() == SHORTER.keys() | {"cli.py", "fabric.py", "server.py"}
     assert all(len(text.splitlines()) <= 60 for text in scripts.values())
+
+
+def test_the_server_is_that_of_the_page() -> None:
+    assert (ROOT / "examples/server.py").read_text() in (ROOT / "docs/serving.md").read_text()
 
 
 def test_the_training_is_that_of_the_page() -> None:
