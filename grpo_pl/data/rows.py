@@ -67,7 +67,8 @@ class RowPrompts(PromptSource):
     val_share: float = 0.05
     """Share of the rows that is held out where nothing else is said about validation."""
     question: str = "question"
-    """Column of the question: text, or a conversation as a list of messages with role and content."""
+    """Column of the question: text, or a conversation as a list of messages with role and content. Rows without a
+    column ``question`` may call it ``prompt``."""
     answer: str | None = "answer"
     """Column of the gold answer; null where the data has none and no reward needs one."""
     answer_pattern: str = ""
@@ -83,6 +84,7 @@ class RowPrompts(PromptSource):
     notes: list[str] = field(init=False, default_factory=list, repr=False, compare=False)
     """Lines to print about rows that were left out while loading."""
     _rows: dict[Side, Rows] | None = field(init=False, default=None, repr=False, compare=False)
+    _columns_known: bool = field(init=False, default=False, repr=False, compare=False)
     _digests: dict[str, str] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -230,6 +232,9 @@ class RowPrompts(PromptSource):
     def check_columns(self, where: str, columns: Iterable[str]) -> None:
         """Refuses rows that lack a column."""
         there = list(columns)
+        if not self._columns_known and self.question == "question" and "question" not in there and "prompt" in there:
+            self.question = "prompt"  # TRL's name
+        self._columns_known = True  # all rows are of one form
         missing = next((name for name in self.own_columns() if name not in there), None)
         if missing is not None:
             hint = " If no reward needs a gold answer, set data.source.answer to null." * (missing == self.answer)

@@ -83,7 +83,7 @@ class Collective:
         grave = 0 if error is None else 1 if isinstance(error, EngineDied) else 2
         grave = 3 if isinstance(error, RolloutInterrupted) else grave
         worst = self.max(grave, device)
-        told = self.gather_objects(_described(error) if error and grave == 2 else None) if worst == 2 else []
+        told = self.gather_objects(failure_line(error) if error and grave == 2 else None) if worst == 2 else []
         if error is not None and grave == worst:
             raise error
         if worst == 3:
@@ -103,7 +103,7 @@ class Collective:
         except Exception as caught:  # a user's reward may raise anything
             error = caught
         if self.any(error is not None, device):
-            told = next(line for line in self.gather_objects(error and _described(error)) if line)
+            told = next(line for line in self.gather_objects(error and failure_line(error)) if line)
             raise RewardFailed(told) from error
         return cast(T, result)
 
@@ -119,7 +119,7 @@ class Collective:
         return {name: total / count for name, (total, count) in zip(sums, totals, strict=True) if count}
 
 
-def _described(error: Exception) -> str:
+def failure_line(error: Exception) -> str:
     """One line with the exception, its notes (the reward's name), and the file and line that raised it."""
     *_, (frame, line) = traceback.walk_tb(error.__traceback__)
     notes = "; ".join(getattr(error, "__notes__", []))

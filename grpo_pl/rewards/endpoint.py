@@ -72,6 +72,8 @@ class AsksModel(Reward):
     """Further requests after one that failed or whose reply is no verdict."""
     concurrency: int = 8
     """Requests in flight at a time."""
+    check_remote: bool = False
+    """Ask once before a run starts, so that an endpoint that does not answer as it should shows at once."""
 
     def __post_init__(self) -> None:
         try:

@@ -38,6 +38,8 @@ class LoadsModel(Reward):
     """Most tokens of prompt and completion together."""
     device: str = "cpu"
     """Device on which the model runs, such as ``cuda``."""
+    check_remote: bool = False
+    """Load the model and score a few texts before a run starts."""
     _loaded: tuple[Any, Any] | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:

@@ -43,6 +43,19 @@ def test_questions_answers_columns_and_splits(source: JsonLinesPrompts) -> None:
     assert source.validation(2) == source.validation()[:2]
 
 
+def test_a_column_named_prompt_is_the_question_where_there_is_no_question(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{i}+1", "answer": str(i + 1), "level": i} for i in range(4)]
+    source = JsonLinesPrompts(path=_write(tmp_path / "trl.jsonl", rows), val_share=0)
+    problems = source.problems("train")
+    assert [(p.question, p.answer, dict(p.columns)) for p in problems][:1] == [("0+1", "1", {"level": 0})]
+    both = [{**row, "question": f"q{row['level']}"} for row in rows]
+    source = JsonLinesPrompts(path=_write(tmp_path / "both.jsonl", both), val_share=0)
+    assert source.problems("train")[0].question == "q0"
+    mixed = [both[0], rows[1]]
+    with pytest.raises(ValueError, match="has no column 'question'; its columns are prompt, answer, level"):
+        JsonLinesPrompts(path=_write(tmp_path / "mixed.jsonl", mixed), val_share=0).problems("train")
+
+
 def test_attempts_of_a_step_take_other_lines(source: JsonLinesPrompts) -> None:
     drawn = [{prompt.id for prompt in source.prompts(1, attempt, count=6)} for attempt in range(3)]
     assert len(set.union(*drawn)) == 18

@@ -14,15 +14,15 @@ from grpo_pl.data.demonstrations import read_demonstrations
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.policy.loading import end_token_ids
-from grpo_pl.rewards.base import Reward, needs_of
+from grpo_pl.rewards.base import Reward, correctness_index, needs_of
 from grpo_pl.rewards.batch import ScoredBatch, score_completions
 from grpo_pl.rewards.model import LoadsModel
-from grpo_pl.rollout.decoding import pad_left
 from grpo_pl.rollout.sampler import Samples
 from grpo_pl.tools.doctor.run_statistics import AnswerStatistics
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.module import GRPOModule
-from grpo_pl.types import Problem, Rollout
+from grpo_pl.training.reward_probe import text_samples
+from grpo_pl.types import Problem
 
 PROBLEMS, EXPENSIVE_PROBLEMS = 32, 2
 """Problems whose answers are tried; the second where a reward asks a model or a service."""
@@ -61,7 +61,8 @@ def measure_answers(module: GRPOModule, problems: Sequence[Problem], source: Pro
     shown = _demonstrations(module, source, problems, few)
     checked = scored_texts(module, [p for p, _ in shown], [[text] for _, text in shown]).judged() if shown else []
     shown_right = {p.id for (p, _), score in zip(shown, checked, strict=True) if score.correct}
-    known = [i for i, problem in enumerate(few) if problem.answer]
+    judges = correctness_index(module.rewards) is not None  # otherwise no answer is right or wrong
+    known = [i for i, problem in enumerate(few) if problem.answer and judges]
     accepted = [any(paid[i][1:]) or few[i].id in shown_right for i in known]
     empties = {
         reward.name: fmean(values)
@@ -73,10 +74,10 @@ def measure_answers(module: GRPOModule, problems: Sequence[Problem], source: Pro
         refused=len(known) - sum(accepted),
         accepted_form=any(any(paid[i][1:]) for i in known)
         or len(shown_right) > MEANT_TO_BE_RIGHT * len({p.id for p, _ in shown}),
-        empty_right=fmean(row[0] for row in paid),
+        empty_right=fmean(row[0] for row in paid) if judges else 0.0,
         empty_total=fmean(row[0] for row in totals),
         best_total=fmean(max(totals[i][1:]) for i in known) if any(accepted) else None,
-        demonstrations=len(shown) if module.cold_start is not None else 0,
+        demonstrations=len(shown) if module.cold_start is not None and judges else 0,
         demonstrations_paid=sum(score.correct is True for score in checked),
         empties=empties,
     )
@@ -104,28 +105,7 @@ def _demonstrations(
 
 def scored_texts(module: GRPOModule, problems: Sequence[Problem], rows: Sequence[Sequence[str]]) -> ScoredBatch:
     """Equally many texts for each problem, scored as completions of it are."""
-    tokenizer, prefill = module.tokenizer, module.template.prefill
-    texts = [text for row in rows for text in row]
-    ids = [tokenizer(text.removeprefix(prefill), add_special_tokens=False).input_ids for text in texts]
-    ended = [[*row, int(tokenizer.eos_token_id)] for row in ids]
-    flipped, mask = pad_left([row[::-1] for row in ended], int(tokenizer.pad_token_id))
-    rollout = Rollout(
-        group_size=len(rows[0]),
-        prompt_ids=torch.zeros(len(texts), 1, dtype=torch.int64),
-        prompt_mask=torch.ones(len(texts), 1, dtype=torch.bool),
-        completion_ids=flipped.flip(1),
-        completion_mask=mask.flip(1),
-        sampling_logprobs=torch.zeros(mask.shape),
-        finish_reasons=["stop"] * len(texts),
-    )
-    samples = Samples(
-        prompts=problems,
-        prompt_texts=[module.template.render(problem.asked, tokenizer) for problem in problems],
-        rollout=rollout,
-        completions=texts,
-        step=0,
-    )
-    return _score(module.rewards, samples)
+    return _score(module.rewards, text_samples(problems, rows, module.template, module.tokenizer))
 
 
 def _score(rewards: Sequence[Reward], samples: Samples) -> ScoredBatch:
