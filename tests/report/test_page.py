@@ -137,6 +137,33 @@ def test_it_can_be_read_on_any_screen(browser: Browser, run: RunFolder, width: i
 
 
 @needs_browser
+@pytest.mark.parametrize(("width", "most"), [(1280, 3), (900, 2)])
+def test_no_chart_is_alone_beside_an_empty_place(page: Browser, width: int, most: int) -> None:
+    """For every number of charts: rows are full, or the last of three has two."""
+    page.show_at(width)
+    rows_of = """
+        const holder = document.createElement("div"); holder.className = "charts";
+        document.querySelector("main").append(holder); const found = [];
+        for (let n = 1; n <= 14; n += 1) {
+          holder.append(document.createElement("div"));
+          const rows = new Map();
+          for (const one of holder.children) {
+            const box = one.getBoundingClientRect();
+            rows.set(box.top, [...(rows.get(box.top) ?? []), box.width]);
+          }
+          const sum = (widths) => widths.reduce((a, b) => a + b);
+          found.push([...rows.values()].map((widths) => [widths.length, sum(widths) / holder.clientWidth]));
+        }
+        holder.remove();
+        return found;
+    """
+    for number, rows in enumerate(page.run(rows_of), 1):
+        assert sum(count for count, _ in rows) == number and max(count for count, _ in rows) <= most
+        assert all(count > 1 or share > 0.95 for count, share in rows), (number, rows)
+    page.show_at(1280)
+
+
+@needs_browser
 def test_ticks_fit_tell_values_apart_and_never_repeat(page: Browser) -> None:
     labels = (
         "return [...document.querySelectorAll('#charts svg')].map(s => "
