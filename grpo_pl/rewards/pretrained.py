@@ -28,6 +28,7 @@ _CHAT_TEMPLATE = "chat_template.jinja"
 _TOKENS = ("eos_token_id", "bos_token_id", "pad_token_id")
 _NAMED = 3  # tensors in a message
 _LONGEST = 400  # characters of an error of a library
+_CONNECT_S = 3.0  # to the hub, once
 
 
 def check_folder(folder: Path) -> None:
@@ -121,15 +122,17 @@ def one_clear_line(source: str, what: str) -> Iterator[None]:
 
 @cache
 def offline_without_network() -> bool:
-    """True if the libraries of Hugging Face are offline; they are made so where the hub's name cannot be looked up, for
-    they would try for a minute. Behind a proxy, which looks names up itself, nothing is changed."""
+    """True if the libraries of Hugging Face are offline; they are made so where the hub's name cannot be looked up, or
+    the hub takes no connection within ``_CONNECT_S``, for they would try for a minute. Behind a proxy, which does both
+    itself, nothing is changed."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE or "https" in urllib.request.getproxies():
         return bool(constants.HF_HUB_OFFLINE)
+    hub = urlsplit(constants.ENDPOINT)
     try:
-        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, None)
-    except socket.gaierror:
+        socket.create_connection((hub.hostname, hub.port or (80 if hub.scheme == "http" else 443)), _CONNECT_S).close()
+    except OSError:
         os.environ["HF_HUB_OFFLINE"] = "1"  # for processes that start later, and for what is imported later
         constants.HF_HUB_OFFLINE = True
         if "datasets.config" in sys.modules:

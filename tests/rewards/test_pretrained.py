@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -327,6 +328,22 @@ def test_a_name_of_the_hub_is_refused_within_seconds() -> None:
     assert done.returncode == 1 and time.monotonic() - begun < 40  # by themselves the libraries try for 50 seconds
     assert "'no/such' (no such folder here, and the hub cannot be reached)" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_hub_that_takes_no_connection_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        port = hub.getsockname()[1]
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
+        for name in ("https_proxy", "HTTPS_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        offline_without_network.cache_clear()
+        assert not offline_without_network()
+    offline_without_network.cache_clear()
+    assert offline_without_network() and constants.HF_HUB_OFFLINE
+    offline_without_network.cache_clear()
 
 
 def test_behind_a_proxy_nothing_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
