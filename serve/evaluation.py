@@ -14,6 +14,7 @@ from fastapi import Request, Response
 from grpo_pl.config.objects import build_rewards
 from grpo_pl.evaluation.metrics import summarise
 from grpo_pl.policy.trained import ServedModel
+from grpo_pl.rewards.base import require_correctness
 from grpo_pl.rollout.native.continuous import batch_of
 from serve.errors import ApiError, bad_request, check_model
 from serve.generate_worker import Generate
@@ -140,6 +141,7 @@ def evaluate_locally(
     except ApiError as error:
         raise ValueError(error.message) from error
     rewards = build_rewards(model.rewards, trust_rewards=model.trust_rewards)
+    require_correctness(rewards, "an evaluation")
     for reward in rewards:
         reward.check()
     batch = batch_of(model, model.load_policy(device), max(max_rows, sampling.n))

@@ -15,7 +15,7 @@ from grpo_pl.callbacks.lightning_loops import completed_rollouts, set_progress
 from grpo_pl.files.checkpoints import LAST, PATTERN, CheckpointError, annotate, checkpoint_path, facts_of, remove, seal
 from grpo_pl.files.writing import best_effort, link_atomically
 from grpo_pl.functional.argument_checks import check_at_least
-from grpo_pl.rewards.base import RewardFailed
+from grpo_pl.rewards.base import RewardFailed, correctness_index
 from grpo_pl.rollout.engine import EngineDied, PolicyDiverged, RolloutInterrupted
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.optimization import TrainingDiverged
@@ -37,7 +37,8 @@ class RolloutCheckpoint(Checkpoint):
         every_n_minutes: also save when this much time has passed since the last checkpoint.
         keep: newest checkpoints that stay.
         keep_best: checkpoints with the highest ``monitor`` that stay besides; each validation may add one.
-        monitor: a validation metric; higher is better.
+        monitor: a validation metric; higher is better. Null takes ``val/pass@1``, or ``val/reward`` where no reward has
+            ``correctness``.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class RolloutCheckpoint(Checkpoint):
         every_n_minutes: float | None = None,
         keep: int = 2,
         keep_best: int = 1,
-        monitor: str = "val/pass@1",
+        monitor: str | None = None,
     ) -> None:
         super().__init__()
         check_at_least(0, "checkpoint", every_n_rollouts=every_n_rollouts, keep_best=keep_best)
@@ -65,6 +66,9 @@ class RolloutCheckpoint(Checkpoint):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         shared = trainer.strategy.broadcast(self.folder)  # the first process has claimed it
         self.folder = shared if stage == "fit" else None
+        if self.monitor is None:
+            judged = correctness_index(cast(GRPOModule, pl_module).rewards) is not None
+            self.monitor = "val/pass@1" if judged else "val/reward"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_at, self._saved_time = completed_rollouts(trainer), time.monotonic()
@@ -80,6 +84,7 @@ class RolloutCheckpoint(Checkpoint):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Notes the metric beside a checkpoint, which is made for it if it is one of the best."""
+        assert self.monitor is not None
         value = trainer.callback_metrics.get(self.monitor)
         completed = completed_rollouts(trainer)
         if self.folder is None or value is None or completed == 0 or self.keep_best == 0:
@@ -156,7 +161,7 @@ class RolloutCheckpoint(Checkpoint):
 
     def _metrics(self) -> dict[int, float]:
         """Monitored value per checkpoint that has one."""
-        assert self.folder is not None
+        assert self.folder is not None and self.monitor is not None
         facts = [facts_of(path) or {} for path in self.folder.glob(PATTERN)]
         return {fact["rollouts"]: fact[self.monitor] for fact in facts if self.monitor in fact}
 

@@ -126,7 +126,9 @@ class HeldOutLog(Callback):
 def validation_row(module: GRPOModule, step: int) -> Row:
     """The numbers of a module's last validation."""
     samples = module.validation.samples
-    shares = {key: found for key, found in module.held_out.items() if not key.endswith(("mean_length", "_ratio"))}
+    shares = {
+        key: found for key, found in module.held_out.items() if not key.endswith(("/mean_length", "/clipped_ratio"))
+    }
     estimates = {key: found.estimate() for key, found in shares.items()}
     counts = module.held_out_counts
 
@@ -184,6 +186,7 @@ def _completions(answers: Answers, number: int) -> list[Row]:
     rows = []
     for i in range(number * n, number * n + min(n, MOST_COMPLETIONS)):
         text, score = samples.completions[i], answers.scores[i]
+        judged = {} if answers.rewards else {"correct": score.correct}  # nobody was asked without a correctness reward
         if samples.episodes is not None:
             text = exchange_text(episode_row(samples.episodes[i]))
         rows.append(
@@ -191,7 +194,7 @@ def _completions(answers: Answers, number: int) -> list[Row]:
                 "completion": shortened(text, LONGEST),
                 "tokens": int(answers.lengths.flatten()[i]),
                 "finish_reason": samples.rollout.finish_reasons[i],
-                "correct": score.correct,
+                **judged,
                 **score.to_dict(),
             }
         )

@@ -21,6 +21,7 @@ SHOWN = {
     "reward": "reward",
     "completions/correct": "right",
     "val/pass@1": "held-out pass@1",
+    "val/reward": "held-out reward",
     "completions/mean_length": "length",
     "kl": "kl",
 }
@@ -108,7 +109,7 @@ class StageProgress(StepCallback, ProgressBar):
             return
         logged = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
         held_out = {name: value for name, value in logged.items() if value or not name.endswith("/unjudged")}
-        first = ("val/pass@1", "val/greedy")
+        first = ("val/pass@1", "val/greedy", "val/reward")
         ordered = sorted(held_out.items(), key=lambda item: (item[0] not in first, item[0]))
         numbers = "  ".join(f"{name} {float(value):.3f}" for name, value in ordered)
         self._say(f"rollout {completed_rollouts(trainer)}: {numbers}")

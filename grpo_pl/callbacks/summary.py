@@ -53,7 +53,7 @@ def start_summary(module: GRPOModule) -> str:
     )
 
 
-SHOWN = {"pass@1": "pass@1 (sampled)", "greedy": "greedy"}
+SHOWN = {"pass@1": "pass@1 (sampled)", "greedy": "greedy", "reward": "reward"}
 """Last parts of the names of held-out numbers."""
 TRAINING = "completions/correct"
 """Share of the completions of a training rollout that are right."""
@@ -115,6 +115,8 @@ class ClosingTable(Callback):
 
 def _title(metric: str) -> str | None:
     """The table's name for ``val/…`` or ``val/<set>/…``; None for numbers that it leaves out."""
+    if metric.startswith("val/rewards/"):
+        return f"reward {metric.removeprefix('val/rewards/')}"
     parts = metric.split("/")
     if parts[0] != "val" or len(parts) not in (2, 3) or parts[-1] not in SHOWN:
         return None

@@ -24,7 +24,7 @@ from grpo_pl.files.sharded_checkpoints import read_head
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.loading import check_weights, context_length, load_model, load_tokenizer, model_config
 from grpo_pl.policy.template import Fits
-from grpo_pl.rewards.base import Reward, correctness_index
+from grpo_pl.rewards.base import Reward, correctness_index, require_correctness
 from grpo_pl.rewards.golds import check_golds, describe_bad_golds, needs_golds
 from grpo_pl.rewards.per_source import PerSource
 from grpo_pl.training.checks import check_extras, check_length, check_precision, check_strategy
@@ -32,6 +32,7 @@ from grpo_pl.training.cold_start import MADE_UP, ColdStart, code_hashes
 from grpo_pl.training.defaults import table
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.plain_samples import check_plain
+from grpo_pl.training.reward_probe import PROBLEMS, probe_rewards
 from grpo_pl.training.vocabulary import check_vocabulary, first_prompts
 from grpo_pl.types import Problem, StopStrings
 
@@ -55,12 +56,19 @@ def check_start(
     Raises:
         ValueError: a model or data set that cannot be loaded, a policy or teacher without all of its weights, too few
             problems, none that fits the context, characters that the vocabulary lacks, held-out problems that are
-            trained on or demonstrated, an engine that is not installed, or a reward that this machine cannot compute.
+            trained on or demonstrated, an engine that is not installed, a reward that this machine cannot compute, or
+            one that fails when it is tried.
     """
     module.prepare_staleness(data.staleness)
     module.engine.check()
     for reward in module.rewards:
         reward.check()
+    if correctness_index(module.rewards) is None:
+        if type(data.source).observe is not PromptSource.observe:
+            require_correctness(module.rewards, f"{type(data.source).__name__}, which follows what is solved,")
+        say(
+            "No reward has `correctness: true`: val/reward and val/rewards/… measure the held-out problems, not pass@k."
+        )
     if not resumes:
         check_weights(module.policy_config)
     if module.algorithm.needs_teacher:
@@ -93,6 +101,15 @@ def check_start(
         train = data.source.problems("train")
         _check_budget(module.budget.configured, module, first if train is None else train, dialogue, context)
     _check_splits(data, say)
+    probe_rewards(
+        module.rewards,
+        first[:PROBLEMS],
+        data.source,
+        module.template,
+        tokenizer,
+        plays=module.pool is not None,
+        say=say,
+    )
     if module.cold_start is not None:
         code_hashes(data.source, module.stage)  # of what was imported: it may be edited before the cold start
     shown = [] if module.demonstrations is None else [module.demonstrations.shown]
@@ -141,14 +158,14 @@ def check_trainer(settings: Any) -> None:
     check_extras([*as_list(settings["callbacks"]), *as_list(settings["plugins"])])
 
 
-def check_monitor(monitor: str, module: GRPOModule, data: RolloutDataModule) -> None:
+def check_monitor(monitor: str | None, module: GRPOModule, data: RolloutDataModule) -> None:
     """Refuses to look for the best checkpoint by a metric that no validation will measure.
 
     Raises:
         ValueError: the name, and all there are.
     """
-    metrics = HeldOutMetrics(module.validation, data.held_out_groups(), torch.device("cpu")).metrics
-    if monitor not in metrics:
+    metrics = HeldOutMetrics(module.validation, module.rewards, data.held_out_groups(), torch.device("cpu")).metrics
+    if monitor is not None and monitor not in metrics:
         names = ", ".join(metrics)
         raise ValueError(f"checkpoint.monitor: no validation measures {monitor!r}{nearest(monitor, metrics)} ({names})")
 
@@ -220,8 +237,8 @@ def _check_source(
                     f"reward {reward.name!r} needs gold answers, and {name or 'data.source'}.answer is null: "
                     "name the column that holds them, or take rewards that need none."
                 )
-    place = correctness_index(rewards)
-    judge, part = own[place] or rewards[place], f"{name}: " if name else ""
+    place, part = correctness_index(rewards), f"{name}: " if name else ""
+    judge = None if place is None else own[place] or rewards[place]
     for split in SPLITS:
         source.problems(split)  # reads files and downloads
     for note in getattr(source, "notes", ()):
@@ -231,6 +248,8 @@ def _check_source(
             problems = source.problems(split)
             if problems and (too_long := leave_no_room(problems, len(problems), fits, say, part, f"{split} ")):
                 source.leave_out({split: too_long})
+    if judge is None:
+        return  # nothing is compared with gold answers
     for split in SPLITS:
         problems = source.problems(split) or ()
         bad = check_golds(judge, [prompt.answer for prompt in problems], cache_folder=cache_root() / "golds")

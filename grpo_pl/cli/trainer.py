@@ -201,7 +201,7 @@ class GRPOCLI(LightningCLI):
             self._end.enter_context(self.model.pool)  # which the check starts
         resumes = bool(self._settings.ckpt_path or self._settings.get("resume"))
         check_start(self.model, self.datamodule, _say, resumes=resumes)  # before a run folder is claimed
-        check_monitors(as_list(trainer["callbacks"]), self.model.validation, self.datamodule)
+        check_monitors(as_list(trainer["callbacks"]), self.model.validation, self.model.rewards, self.datamodule)
         if self._settings.ckpt_path:
             if self._settings.get("resume"):
                 raise ValueError("give --resume or --ckpt_path, not both: --resume finds the checkpoint itself.")

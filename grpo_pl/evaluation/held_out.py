@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from torchmetrics import SumMetric
 
-from grpo_pl.evaluation.metrics import AverageAtK, GroupMetric, PassAtK, correctness_metrics
+from grpo_pl.evaluation.metrics import AverageAtK, GroupMetric, MeanReward, PassAtK, correctness_metrics
 from grpo_pl.functional.estimates import Estimate, estimate_mean
 from grpo_pl.rewards.base import Reward, Score, correctness_index, needs_of
 from grpo_pl.rewards.batch import score_completions
@@ -31,7 +32,7 @@ class Validation:
     top_p: float = 1.0
     """Probability mass of the nucleus from which these completions are sampled; 1 is off."""
     greedy: bool = True
-    """Also answer each problem once greedily, logged as ``val/greedy``."""
+    """Also answer each problem once greedily, logged as ``val/greedy``, where a reward has ``correctness``."""
     pass_at: list[int] | None = None
     """Values of k for pass@k; null takes 1 and ``samples``."""
 
@@ -55,12 +56,18 @@ class Validation:
         )
 
 
+def named_rewards(rewards: Sequence[Reward]) -> list[str]:
+    """The names of the held-out metrics of rewards without a ``correctness`` one: ``reward``, their weighted sum, and
+    ``rewards/<name>`` for each. Empty if one says what a right answer is, because then that is measured."""
+    return [] if correctness_index(rewards) is not None else ["reward", *(f"rewards/{each.name}" for each in rewards)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Answers:
     """The verdicts on n completions of each of P problems."""
 
-    correct: Tensor  # (P, n) bool
-    judged: Tensor  # (P, n) bool: the correctness reward is a number; where it is None, `correct` says nothing
+    correct: Tensor  # (P, n) bool; false without a correctness reward
+    judged: Tensor  # (P, n) bool: the correctness reward, or without one the sum, is a number
     classes: Tensor  # (P, n) int64, see ``answer_classes``
     lengths: Tensor  # (P, n) tokens that the policy wrote
     truncated: Tensor  # (P, n) bool: cut off by a limit
@@ -69,7 +76,9 @@ class Answers:
     samples: Samples | None = None
     """The completions that were judged."""
     scores: Sequence[Score] = ()
-    """P·n scores of the correctness reward."""
+    """P·n scores of the correctness reward; without one those of ``ScoredBatch.judged``."""
+    rewards: Mapping[str, Tensor] = field(default_factory=dict)  # (P, n) float64 each, NaN for no value
+    """By the names of `named_rewards`; empty with a correctness reward."""
 
 
 def grade(
@@ -79,29 +88,31 @@ def grade(
     vote: bool = True,
     trainer_state: Callable[[], Any] | None = None,
 ) -> Answers:
-    """Scores every completion with the correctness reward.
+    """Scores every completion with the correctness reward, or without one with all.
 
     Args:
-        rewards: all rewards; only the one with ``correctness: true`` is called.
+        rewards: all rewards.
         samples: P problems with n completions each.
         vote: also find out which wrong answers are equal, for maj@k; otherwise each wrong answer is its own class.
         trainer_state: see ``score_completions``.
     """
-    columns, n = samples.columns(needs_of(rewards)), samples.rollout.group_size
-    reward = rewards[correctness_index(rewards)]
+    columns, n, judge = samples.columns(needs_of(rewards)), samples.rollout.group_size, correctness_index(rewards)
+    asked = rewards if judge is None else [rewards[judge]]
     answers = [prompt.answer for prompt in samples.per_row]
     scored = score_completions(
-        [reward], completions=samples.completions, answers=answers, columns=columns, trainer_state=trainer_state
+        asked, completions=samples.completions, answers=answers, columns=columns, trainer_state=trainer_state
     )
-    scores = scored.scores[0]
-    correct = [score.correct is True for score in scores]
+    scores = scored.judged()
+    correct = [score is True for score in scored.correct()]
     classes = [0 if c else row + 1 for row, c in enumerate(correct)]
-    if vote:
+    if vote and judge is not None:
         with LoggedExtras(0, trainer_state, kept=False).collect():
             classes = answer_classes(
-                reward, completions=samples.completions, scores=scores, columns=columns, group_size=n
+                rewards[judge], completions=samples.completions, scores=scores, columns=columns, group_size=n
             )
     device = samples.rollout.completion_ids.device
+    totals = [math.nan if total is None else total for total in scored.totals()]
+    values = torch.tensor([totals, *scored.values()], dtype=torch.float64, device=device).unflatten(1, (-1, n))
     truncated = [reason in CUT_OFF for reason in samples.rollout.finish_reasons]
     return Answers(
         correct=torch.tensor(correct, device=device).view(-1, n),
@@ -112,6 +123,7 @@ def grade(
         noted=scored.metrics,
         samples=samples,
         scores=scores,
+        rewards=dict(zip(named_rewards(rewards), values, strict=False)),
     )
 
 
@@ -139,13 +151,18 @@ class HeldOutMetrics:
 
     Args:
         validation: which metrics are computed.
+        rewards: those of the run, whose means take the place of pass@k where none has ``correctness``.
         groups: names of all groups, equal on all ranks: ``val`` or ``val/<set>``. A metric's key is
             ``<group>/<metric>``.
         device: the device on which metrics are exchanged between ranks.
     """
 
-    def __init__(self, validation: Validation, groups: Sequence[str], device: torch.device) -> None:
+    def __init__(
+        self, validation: Validation, rewards: Sequence[Reward], groups: Sequence[str], device: torch.device
+    ) -> None:
         self.metrics: dict[str, GroupMetric] = {}
+        self._named = named_rewards(rewards)
+        self._places: dict[str, tuple[str, str]] = {}  # group and name, by key
         self.noted: dict[str, list[float]] = {}
         """Extra values that rewards logged on this rank."""
         self._unjudged = {group: SumMetric().to(device) for group in groups}
@@ -154,10 +171,13 @@ class HeldOutMetrics:
             {group: AverageAtK(validation.samples).to(device) for group in groups} for _ in range(2)
         )
         for group in groups:
-            named = correctness_metrics(validation.ks, validation.samples)
+            named: dict[str, GroupMetric] = {name: MeanReward() for name in self._named}
+            if not self._named:
+                named = correctness_metrics(validation.ks, validation.samples)
             named |= {name: AverageAtK(validation.samples) for name in ("mean_length", "clipped_ratio")}
-            named |= {"greedy": PassAtK(1)} if validation.greedy else {}
+            named |= {"greedy": PassAtK(1)} if validation.greedy and not self._named else {}
             self.metrics |= {f"{group}/{name}": metric.to(device) for name, metric in named.items()}
+            self._places |= {f"{group}/{name}": (group, name) for name in named}
 
     def update(self, batch: PromptBatch, sampled: Answers, greedy: Answers | None) -> None:
         """Adds the problems of a batch to the groups that they belong to; ``greedy`` is needed if validation asks for
@@ -170,10 +190,12 @@ class HeldOutMetrics:
             for group in self._unjudged
         }
         for key, metric in self.metrics.items():  # all, also without problems: a metric without an update cannot sync
-            group, _, name = key.rpartition("/")
+            group, name = self._places[key]
             answers = greedy if name == "greedy" else sampled
             assert answers is not None
-            values = getattr(answers, _READ.get(name.partition("@")[0], "correct"))
+            values = answers.rewards.get(name)
+            if values is None:
+                values = getattr(answers, _READ.get(name.partition("@")[0], "correct"))
             metric.update(values, member[group], ids, answers.judged)
         for group in self._unjudged:
             self._right[group].update(sampled.correct & sampled.judged, member[group], ids)
@@ -196,7 +218,9 @@ class HeldOutMetrics:
 
     def counts(self) -> dict[str, dict[int, tuple[int, int]]]:
         """By group: how many of the sampled completions of each problem, by id, are right, and how many were judged,
-        over all ranks; every rank must call it."""
+        over all ranks; every rank must call it. Empty without a correctness reward."""
+        if self._named:
+            return {}
         shares = {group: (self._right[group].results(), self._judged[group].results()) for group in self._unjudged}
         return {
             group: {i: (round(right[i] * self._samples), round(judged[i] * self._samples)) for i in right}

@@ -134,6 +134,18 @@ class AverageAtK(GroupMetric):
         return average_at_k(samples, self.k)
 
 
+class MeanReward(GroupMetric):
+    """Mean over problems of the mean of the samples' rewards.
+
+    Takes (P, n) numbers, NaN for a sample without a value.
+    """
+
+    higher_is_better = True
+
+    def per_problem(self, samples: Tensor, judged: Tensor | None) -> Tensor:
+        return samples.double().nanmean(dim=1)
+
+
 def ks_of(n: int) -> list[int]:
     """The values of k for pass@k: powers of two below n, and n."""
     return sorted({1, n} | {2**i for i in range(1, n.bit_length()) if 2**i < n})

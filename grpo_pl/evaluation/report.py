@@ -131,7 +131,7 @@ def number_table(title: str, *headings: str) -> Table:
 
 
 def _digits(key: str) -> int:
-    return 1 if key.endswith("length") else 3  # tokens, else shares
+    return 1 if key.endswith("/mean_length") else 3  # tokens, else shares
 
 
 def _interval(estimate: Estimate, digits: int, sign: str = "") -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal, get_args
@@ -88,10 +88,13 @@ def charts(columns: Mapping[str, Points]) -> list[Chart]:
     return [thinned(chart) for chart in [*found, *status_charts(columns)] if chart.series]
 
 
-def _training_lines(names: Iterable[str]) -> list[Lines]:
+def _training_lines(names: Collection[str]) -> list[Lines]:
     """The charts of training, for a run with columns of these names."""
     rewards = {name: name.split("/")[1] for name in names if name.startswith("rewards/") and name.endswith("/mean")}
     lengths = {"completions/mean_length_correct": "right", "completions/mean_length_wrong": "wrong"}
+    apart = "right and wrong answers apart"
+    if not lengths.keys() & set(names):
+        lengths, apart = {"completions/mean_length": "all"}, "mean over a rollout"
     ends = {
         "episodes/finish/environment": "environment",
         "episodes/finish/turns": "turns",
@@ -118,7 +121,7 @@ def _training_lines(names: Iterable[str]) -> list[Lines]:
         Lines("Reward", "weighted sum, mean over a rollout", "reward", {"reward": "reward"}),
         Lines("Rewards by name", "mean of each, before its weight", "reward", rewards),
         Lines("Right completions in training", right, "share", {"completions/correct": "right"}),
-        Lines("Length of completions", "right and wrong answers apart", "tokens", lengths),
+        Lines("Length of completions", apart, "tokens", lengths),
         Lines("Turns of an episode", "mean of a rollout", "turns", {"episodes/mean_turns": "turns"}),
         Lines("Ends of episodes", ended, "share", ends),
         Lines("KL to the reference", "mean per token", "nats", {"kl": "KL"}),
@@ -182,10 +185,29 @@ def held_out_charts(columns: Mapping[str, Points], validations: Sequence[Mapping
         ]
         title = "Held-out problems" if place == "val" else f"Held-out: {place.removeprefix('val/')}"
         found.append(Chart(title=title, note="answered correctly", series=series, unit="share", smooth=False))
+    found += [_reward_chart(place, columns, validations) for place in _places(columns)]
     for place in dict.fromkeys(place for row in validations for place in row["pass_at"]):
         ends = {f"rollout {row['step']}": row for row in (validations[0], validations[-1])}
         found.append(pass_chart(place, ends))
     return [thinned(chart) for chart in found if chart.series]
+
+
+def _places(columns: Iterable[str]) -> list[str]:
+    """The groups of held-out problems of a run without a correctness reward: ``val`` and ``val/<set>``."""
+    return [name.removesuffix("/reward") for name in columns if name.startswith("val/") and name.endswith("/reward")]
+
+
+def _reward_chart(place: str, columns: Mapping[str, Points], validations: Sequence[Mapping[str, Any]]) -> Chart:
+    """The weighted sum and each reward of held-out problems."""
+    names = {name: name.removeprefix(f"{place}/") for name in columns if name.startswith(f"{place}/reward")}
+    series = [
+        Series(label=leaf.removeprefix("rewards/"), points=columns[name], band=interval(validations, name))
+        for name, leaf in names.items()
+        if leaf == "reward" or leaf.startswith("rewards/")
+    ]
+    title = "Held-out reward" if place == "val" else f"Held-out reward: {place.removeprefix('val/')}"
+    note = "weighted sum and each reward, mean over problems"
+    return Chart(title=title, note=note, series=series, unit="reward", smooth=False)
 
 
 def interval(validations: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float, float]]:
@@ -234,17 +256,17 @@ def compared_held_out(
     found = [
         Chart(
             title=f"Held-out: {name.removeprefix('val/')}",
-            note="answered correctly",
+            note="mean over problems" if name.startswith("val/reward") else "answered correctly",
             series=[
                 Series(label=run, points=columns[name], band=interval(validations[run], name))
                 for run, columns in runs.items()
                 if name in columns
             ],
-            unit="share",
+            unit="reward" if name.startswith("val/reward") else "share",
             smooth=False,
         )
         for name in every
-        if name.rpartition("/")[2].startswith(SHARES)
+        if name.rpartition("/")[2].startswith(SHARES) or name == "val/reward" or name.startswith("val/rewards/")
     ]
     last = {run: rows[-1] for run, rows in validations.items() if rows}
     found += [pass_chart(place, last) for place in dict.fromkeys(p for row in last.values() for p in row["pass_at"])]

@@ -12,7 +12,7 @@ import grpo_pl
 from grpo_pl.evaluation.curves import Points, read_curves
 from grpo_pl.files.runs import RunFolder, read_settings
 
-_HELD_OUT = re.compile(r"val(/.+)?/(greedy|pass@\d+|maj@\d+)")
+_HELD_OUT = re.compile(r"val(/.+)?/(greedy|pass@\d+|maj@\d+|reward)")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _LONGEST = 20_000  # characters of a configuration in the card
 
@@ -88,6 +88,7 @@ def _results(held_out: Mapping[str, Points], dataset: str | None, problems: str)
             metric_value=round(points[-1][1], 4),
         )
         for metric, points in held_out.items()
+        if not metric.endswith("reward")  # which no other model's can be compared with
     ]
 
 

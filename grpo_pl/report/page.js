@@ -15,6 +15,10 @@ function choices(holder, labels, chosen, choose) {
 }
 
 const rightOf = (completions) => completions.filter((one) => one.correct).length;
+const judges = (completions) => completions.some((one) => one.correct !== undefined);  // a reward says what is right
+const valueOf = (one) => (one.reward === undefined ? one.rewards.reward.value : one.reward) ?? 0;
+const meanOf = (completions) => completions.reduce((sum, one) => sum + valueOf(one), 0) / completions.length;
+const countOf = (completions) => (judges(completions) ? `${rightOf(completions)}/${completions.length}` : meanOf(completions).toFixed(2));
 // Rewards differ, so there is something to learn from this group.
 const mixed = (group) => new Set(group.completions.filter((one) => one.reward !== null).map((one) => one.reward)).size > 1;
 
@@ -69,11 +73,12 @@ function showHeldOut() {
   document.querySelector("nav a").hidden = get("held-out").hidden;
   if (charts.length) showCharts(charts, get("held-out-charts"));
   if (!answers.problems.length) return;
-  const share = (side) => (side ? rightOf(side.completions) / side.completions.length : 0);
+  const rightShare = (completions) => rightOf(completions) / completions.length;
+  const share = (side) => (side ? (judges(side.completions) ? rightShare : meanOf)(side.completions) : 0);
   const change = (problem) => Math.abs(share(problem.sides[problem.sides.length - 1]) - share(problem.sides[0]));
   const ordered = [...answers.problems].sort((a, b) => change(b) - change(a));
   const items = ordered.map((problem) => {
-    const counts = problem.sides.map((side) => (side ? `${rightOf(side.completions)}/${side.completions.length}` : "–")).join(run.runs > 1 ? " · " : " → ");
+    const counts = problem.sides.map((side) => (side ? countOf(side.completions) : "–")).join(run.runs > 1 ? " · " : " → ");
     const item = element("details", { class: "card problem" },
       element("summary", {}, element("b", { class: "counts", text: counts }), " ", element("span", { class: "question", text: problem.question })));
     item.ontoggle = () => {
@@ -84,8 +89,9 @@ function showHeldOut() {
     return item;
   });
   items[0].open = true;
+  const asked = answers.problems.some((problem) => problem.sides.some((side) => side && judges(side.completions)));
   get("answers").replaceChildren(element("h3", {}, answers.title, " ",
-    element("small", { text: "right of the sampled completions; where they differ most first" })), ...items);
+    element("small", { text: `${asked ? "right of the" : "mean reward of the"} sampled completions; where they differ most first` })), ...items);
 }
 
 function showSamples(rollouts) {
@@ -108,7 +114,7 @@ function showSamples(rollouts) {
     get("rollout-label").textContent = `rollout ${step}`;
     get("previous").disabled = state.rollout === 0;
     get("next").disabled = state.rollout === rollouts.length - 1;
-    const labels = groups.map((one, index) => `problem ${index + 1}: ${rightOf(one.completions)}/${one.completions.length}${mixed(one) ? "" : " all equal"}`);
+    const labels = groups.map((one, index) => `problem ${index + 1}: ${countOf(one.completions)}${mixed(one) ? "" : " all equal"}`);
     choices(get("groups"), labels, state.group, (index) => pick({ group: index }));
     const filters = FILTERS.filter(([, keep]) => all.some(keep));
     state.filter = Math.min(state.filter, filters.length - 1);

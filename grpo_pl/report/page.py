@@ -78,6 +78,8 @@ def build_page(run: RunFolder) -> str:
     """The HTML text of the report."""
     columns, validations = read_curves(run.metrics), read_if_there(run.held_out, IN_HELD_OUT)
     samples = read_if_there(run.completions, IN_COMPLETIONS)
+    if "val/reward" in columns:  # no reward says what is right, and nobody was asked
+        samples = [{key: value for key, value in row.items() if key != "correct"} for row in samples]
     training = [asdict(chart) for chart in charts(columns)]
     lengths = length_chart(samples)
     data = {
@@ -105,7 +107,7 @@ def comparison_data(runs: Mapping[str, RunFolder]) -> dict[str, Any]:
     warnings = [f"{name}: {warning}" for name, of in columns.items() if (warning := no_signal(of))]
     last = []
     for name, of in columns.items():  # the held-out metric of each run, or its reward where there is none
-        key = next((key for key in ("val/pass@1", "val/greedy", "reward") if key in of), None)
+        key = next((key for key in ("val/pass@1", "val/greedy", "val/reward", "reward") if key in of), None)
         if key is not None:
             note = f"{key.removeprefix('val/')}, from {of[key][0][1]:.3f}"
             last.append({"label": name, "value": f"{of[key][-1][1]:.3f}", "note": note})
@@ -184,7 +186,8 @@ def facts(run: RunFolder) -> list[list[str]]:
 def tiles(columns: Mapping[str, Points], validations: Sequence[Row] = ()) -> list[dict[str, str]]:
     """The numbers at the top of the page."""
     found = []
-    for name, label in {"val/pass@1": "pass@1, sampled", "val/greedy": "greedy", "reward": "reward"}.items():
+    labels = {"val/pass@1": "pass@1, sampled", "val/greedy": "greedy", "val/reward": "reward, held out"}
+    for name, label in {**labels, "reward": "reward"}.items():
         if name in columns:
             first, last = columns[name][0][1], columns[name][-1][1]
             measured = validations[-1]["metrics"].get(name) if validations else None
@@ -213,8 +216,8 @@ def rollouts(rows: Iterable[Row]) -> list[dict[str, Any]]:
 
 
 def _completion(row: Row) -> Row:
-    kept = ("completion", "tokens", "finish_reason", "rewards", "correct", "reward", "advantage")
-    return {key: row[key] for key in (*kept, *(["episode"] if "episode" in row else []))}
+    kept = ("completion", "tokens", "finish_reason", "rewards", "reward", "advantage")
+    return {key: row[key] for key in (*kept, *(key for key in ("correct", "episode") if key in row))}
 
 
 def thinned(rows: Sequence[Row]) -> Sequence[Row]:

@@ -89,7 +89,8 @@ def before_and_after(validations: Sequence[Row]) -> dict[str, Any]:
 def _learnt(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> bool:
     if before is None or after is None or not (before["completions"] and after["completions"]):
         return False
-    return before["completions"][0]["correct"] is False and after["completions"][0]["correct"] is True
+    first, last = before["completions"][0], after["completions"][0]
+    return first.get("correct") is False and last.get("correct") is True
 
 
 def side_by_side(runs: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
@@ -114,8 +115,9 @@ def _sides(title: str, ends: Mapping[str, Row]) -> dict[str, Any]:
 
 def _shown(one: Mapping[str, Any]) -> dict[str, Any]:
     """A held-out completion as the page shows any: its one score as the reward of that name."""
-    kept = {key: one[key] for key in ("completion", "tokens", "finish_reason", "correct")}
-    return {**kept, "rewards": {"judged": {key: one[key] for key in ("value", "status", "detail")}}}
+    kept = {key: one[key] for key in ("completion", "tokens", "finish_reason", "correct") if key in one}
+    name = "judged" if "correct" in one else "reward"  # the sum, where no reward says what is right
+    return {**kept, "rewards": {name: {key: one[key] for key in ("value", "status", "detail")}}}
 
 
 def length_chart(rows: Iterable[Row]) -> dict[str, Any] | None:
@@ -127,17 +129,19 @@ def length_chart(rows: Iterable[Row]) -> dict[str, Any] | None:
     lengths: dict[bool | None, list[int]] = {True: [], False: [], None: []}
     for row in rows:
         if row["step"] in late:
-            lengths[row["correct"]].append(row["tokens"])
+            lengths[row.get("correct")].append(row["tokens"])
+    judged = any("correct" in row for row in rows)
+    neither = ("not judged" if judged else "all", "none")
     groups = [
         {"label": label, "color": color, "values": lengths[verdict]}
-        for verdict, label, color in ((True, "right", "good"), (False, "wrong", "bad"), (None, "not judged", "none"))
+        for verdict, label, color in ((True, "right", "good"), (False, "wrong", "bad"), (None, *neither))
         if lengths[verdict]
     ]
     if not groups:
         return None
     return {
         "kind": "bars",
-        "title": "Lengths of right and wrong",
+        "title": "Lengths of right and wrong" if judged else "Lengths of completions",
         "note": f"completions kept of rollouts {min(late) + 1} to {max(late) + 1}",
         "unit": "completions",
         "x": "tokens",

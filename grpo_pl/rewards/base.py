@@ -123,7 +123,8 @@ class Reward(ABC):
     weight: float = 1.0
     """Factor in the weighted sum of rewards."""
     correctness: bool = False
-    """True for the one reward per config that says whether an answer is right (pass@k, majority, ``expected``)."""
+    """True for the one reward per config that says whether an answer is right (pass@k, majority, ``expected``). Without
+    one no answer is right or wrong, and held-out problems are measured by the rewards."""
     on_error: str = field(default="raise", init=False)
     """Reaction to a call of the reward that raises. ``raise``: the run saves its last rollout and ends; ``none``:
     every completion of the call scores None with status ``unavailable``."""
@@ -228,16 +229,24 @@ class TextAnswerReward(PerCompletionReward):
         return ["" if gold.strip() else "empty" for gold in golds]
 
 
-def correctness_index(rewards: Sequence[Reward]) -> int:
-    """The index of the first reward with ``correctness: true``.
+def correctness_index(rewards: Sequence[Reward]) -> int | None:
+    """The index of the reward with ``correctness: true``; None without one."""
+    return next((index for index, reward in enumerate(rewards) if reward.correctness), None)
+
+
+def require_correctness(rewards: Sequence[Reward], purpose: str) -> int:
+    """The index of the reward with ``correctness: true``.
+
+    Args:
+        purpose: what asks for it, the beginning of the error's sentence.
 
     Raises:
-        ValueError: there is none; `check_rewards` refuses such a list.
+        ValueError: there is none.
     """
-    for index, reward in enumerate(rewards):
-        if reward.correctness:
-            return index
-    raise ValueError("no reward has `correctness: true`: exactly one must say what a right answer is.")
+    index = correctness_index(rewards)
+    if index is None:
+        raise ValueError(f"{purpose} needs a reward with `correctness: true`, which says what a right answer is.")
+    return index
 
 
 def needs_of(rewards: Iterable[Reward]) -> frozenset[str]:

@@ -34,20 +34,36 @@ class ScoredBatch:
 
     def totals(self) -> list[float | None]:
         """Per completion Σ_r weight_r · value_r over the scores with a value; None where the correctness reward has
-        none, because the sum of the others would look like a low reward."""
-        weights = [reward.weight for reward in self.rewards]
+        none, because the sum of the others would look like a low reward, or where none has one."""
+        weights, judge = [reward.weight for reward in self.rewards], correctness_index(self.rewards)
         return [
-            None if judged.value is None else total_reward([score.value for score in row], weights)
-            for judged, row in zip(self.judged(), zip(*self.scores, strict=True), strict=True)
+            None
+            if judge is not None and row[judge].value is None
+            else total_reward([score.value for score in row], weights)
+            for row in zip(*self.scores, strict=True)
         ]
 
     def correct(self) -> list[bool | None]:
-        """Per completion, whether the correctness reward gave 1 or more; None where it gave no value."""
-        return [score.correct for score in self.judged()]
+        """Per completion, whether the correctness reward gave 1 or more; None where it gave no value, or there is
+        none."""
+        judge = correctness_index(self.rewards)
+        return [None] * len(self.scores[0]) if judge is None else [score.correct for score in self.scores[judge]]
 
     def judged(self) -> Sequence[Score]:
-        """The scores of the correctness reward."""
-        return self.scores[correctness_index(self.rewards)]
+        """The scores of the correctness reward; without one the weighted sums, with the first status that is neither
+        ``ok`` nor ``wrong``, else ``ok``, and the values by name as detail."""
+        judge = correctness_index(self.rewards)
+        if judge is not None:
+            return self.scores[judge]
+        return [
+            self._summed(total, row) for total, row in zip(self.totals(), zip(*self.scores, strict=True), strict=True)
+        ]
+
+    def _summed(self, total: float | None, row: Sequence[Score]) -> Score:
+        odd = [score.status for score in row if score.status not in ("ok", "wrong")]
+        named = zip(self.rewards, row, strict=True)
+        values = ", ".join(f"{reward.name} {score.value:.4g}" for reward, score in named if score.value is not None)
+        return Score(total, odd[0] if odd else "ok", values)
 
     def described(self, row: int) -> dict[str, dict[str, Any]]:
         """The scores of one completion by the name of their reward, as tables and files write them."""
@@ -159,7 +175,7 @@ def check_rewards(rewards: Sequence[Reward], *, steps_needed: bool = False) -> N
 
     Raises:
         ValueError: no rewards; two rewards of one name; an unknown ``on_error``; a weight that is not finite, or only
-            weights of 0; no correctness reward or several; no reward that scores steps where that is needed.
+            weights of 0; several correctness rewards; no reward that scores steps where that is needed.
     """
     if not rewards:
         raise ValueError("no rewards: give at least one under model.rewards, such as grpo_pl.rewards.MathReward.")
@@ -174,10 +190,10 @@ def check_rewards(rewards: Sequence[Reward], *, steps_needed: bool = False) -> N
     if not any(reward.weight for reward in rewards):
         raise ValueError("every reward has weight 0: give one of them another, or there is nothing to learn from.")
     judges = [reward.name for reward in rewards if reward.correctness]
-    if len(judges) != 1:
+    if len(judges) > 1:
         raise ValueError(
-            f"{len(judges)} rewards have `correctness: true` ({', '.join(judges) or 'none'}): exactly one must say "
-            "what a right answer is."
+            f"{len(judges)} rewards have `correctness: true` ({', '.join(judges)}): at most one may say what a right "
+            "answer is."
         )
     if steps_needed and not any(isinstance(reward, ProcessReward) for reward in rewards):
         raise ValueError(

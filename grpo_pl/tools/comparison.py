@@ -49,12 +49,14 @@ def results_table(runs: Runs) -> Table:
     """First and last held-out pass@1 of each run, the mean of each curve over its last fifth, and the median time of a
     step; fits a terminal of 80 columns, and with the seconds that a teacher takes in a step one of 90.
 
-    The caption has the held-out completions that could not be judged, if there are any.
+    Where no reward says what is right, the held-out reward takes the place of pass@1. The caption has the held-out
+    completions that could not be judged, if there are any.
     """
     unjudged = [f"{name}: {run['val/unjudged'][-1][1]:.0f}" for name, run in runs.items() if "val/unjudged" in run]
     unjudged = [entry for entry in unjudged if not entry.endswith(": 0")]
+    measured = "val/reward" if any("val/reward" in run for run in runs.values()) else "pass@1"
     table = Table(
-        title="held-out pass@1, then means over the last fifth of the rollouts",
+        title=f"held-out {measured}, then means over the last fifth of the rollouts",
         title_justify="left",
         caption=f"held-out completions that could not be judged and count nowhere: {', '.join(unjudged)}"
         if unjudged
@@ -65,14 +67,14 @@ def results_table(runs: Runs) -> Table:
     )
     table.add_column("algorithm", no_wrap=True)
     times = ["step_time"]
-    headings = ["pass@1", "reward", "length right", "length wrong", "KL", "entropy", "time, s"]
+    headings = [measured, "reward", "length right", "length wrong", "KL", "entropy", "time, s"]
     if any(seconds for run in runs.values() for _, seconds in run.get("time/teacher", [])):
         times.append("time/teacher")
         headings.append("teacher, s")
     for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=heading == "pass@1")
+        table.add_column(heading, justify="right", no_wrap=heading == measured)
     for algorithm, run in runs.items():
-        held_out = run.get("val/pass@1")
+        held_out = run.get(f"val/{measured.removeprefix('val/')}")
         cells = [f"{held_out[0][1]:.3f} → {held_out[-1][1]:.3f}" if held_out else "–"]
         for name, column in CURVES.items():
             points = run.get(column, [])

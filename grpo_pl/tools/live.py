@@ -23,6 +23,8 @@ from grpo_pl.types import Problem
 BARS = "▁▂▃▄▅▆▇█"
 CHOSEN_AMONG = 20
 """Held-out problems of which the first is shown that the policy fails at first."""
+STYLES = {True: "green", False: "red", None: ""}
+"""By whether an answer is right; None where no reward says so."""
 CURVES = {"completions/correct": "right", "completions/mean_length": "length"}
 """Metric of a rollout -> its name beside a sparkline."""
 
@@ -32,7 +34,7 @@ class Answered(NamedTuple):
 
     rollout: int
     text: str
-    right: bool
+    right: bool | None
 
 
 class LiveView(StepCallback):
@@ -116,8 +118,8 @@ class LiveView(StepCallback):
             for name, values in zip(CURVES.values(), self._curves.values(), strict=True)
             if values
         ]
-        mark = "right" if newest.right else "wrong"
-        self._print(console, f"rollout {newest.rollout}: {mark}: {shortened(line, self.characters)}", *known)
+        mark = {True: "right: ", False: "wrong: ", None: ""}[newest.right]
+        self._print(console, f"rollout {newest.rollout}: {mark}{shortened(line, self.characters)}", *known)
 
     @staticmethod
     def _print(console: Console, *texts: str) -> None:
@@ -146,7 +148,8 @@ def _answered(module: LightningModule, problems: Sequence[Problem], rollout: int
     found = cast(GRPOModule, module).answer_greedily(problems)
     assert found.samples is not None
     right = (found.correct & found.judged)[:, 0].tolist()
-    return [Answered(rollout, text, is_right) for text, is_right in zip(found.samples.completions, right, strict=True)]
+    verdicts = [None if found.rewards else is_right for is_right in right]  # without a correctness reward none is right
+    return [Answered(rollout, text, each) for text, each in zip(found.samples.completions, verdicts, strict=True)]
 
 
 def side_by_side(problem: Problem, answers: Sequence[Answered], characters: int) -> Table:
@@ -155,9 +158,7 @@ def side_by_side(problem: Problem, answers: Sequence[Answered], characters: int)
     table = Table(title=Text(f"held-out problem {problem.question.strip()}"), title_justify="left", expand=True)
     for each in shown:
         table.add_column(f"rollout {each.rollout}", ratio=1, overflow="fold")
-    table.add_row(
-        *(Text(shortened(each.text.strip(), characters), style="green" if each.right else "red") for each in shown)
-    )
+    table.add_row(*(Text(shortened(each.text.strip(), characters), style=STYLES[each.right]) for each in shown))
     return table
 
 

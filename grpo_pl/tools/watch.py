@@ -183,7 +183,8 @@ class RewardWatch(StepCallback):
 
     def _read_as(self, rewards: Sequence[Reward]) -> None:
         """Makes a judge of boxes read where the correctness reward does: it would refuse everything else."""
-        paying = rewards[correctness_index(rewards)]
+        place = correctness_index(rewards)
+        paying = None if place is None else rewards[place]
         if not isinstance(paying, AnswerReward):
             return
         places = {name: getattr(paying, name) for name in ("answer_in", "answer_pattern", "answer_field")}

@@ -34,7 +34,7 @@ from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.policy.privileged import PrivilegedText
 from grpo_pl.policy.teacher import TeacherConfig
-from grpo_pl.rewards.base import Reward, held_by
+from grpo_pl.rewards.base import Reward, held_by, require_correctness
 from grpo_pl.rewards.batch import check_rewards
 from grpo_pl.rewards.environment import EnvironmentReward
 from grpo_pl.rollout.copy_engine import CopyEngine
@@ -70,6 +70,8 @@ def check_parts(
             f"{'given' if demonstrated else 'null'}: they belong together, so set both, or 0 and null."
         )
     check_rewards(rewards, steps_needed=algorithm.needs_step_rewards)
+    if algorithm.needs_correct:
+        require_correctness(rewards, "model.algorithm (samples: correct, or an estimator with needs_correct)")
     check_episodes(environment, algorithm, rewards)
     check_teachers(teachers, algorithm, temperature=sampling.temperature)
     if (privileged is not None) != algorithm.teaches_itself:
@@ -78,6 +80,8 @@ def check_parts(
             f"{'null' if privileged is None else 'given'}: they belong together, so set both (start, live or average, "
             "and the texts that the teacher reads besides the question), or model and null."
         )
+    if privileged is not None and privileged.feedback_of is None and "feedback" in privileged.names:
+        require_correctness(rewards, "model.privileged with {feedback} and feedback_of null")
     sampling.require_on_policy()
     in_one_go = environment is None and not in_parts
     if sampling.sampling_mask and not in_one_go:
@@ -153,7 +157,9 @@ def check_extras(extras: Iterable[object]) -> None:
             )
 
 
-def check_monitors(callbacks: Iterable[Callback], validation: Validation, data: RolloutDataModule) -> None:
+def check_monitors(
+    callbacks: Iterable[Callback], validation: Validation, rewards: Sequence[Reward], data: RolloutDataModule
+) -> None:
     """Refuses an EarlyStopping that waits for a number which no validation measures, and a ModelCheckpoint with a
     misspelt one. A reward's own numbers, by ``log_metric``, are not known before: the former must be told ``strict:
     false``.
@@ -163,7 +169,7 @@ def check_monitors(callbacks: Iterable[Callback], validation: Validation, data: 
         return
     groups = data.held_out_groups()
     known = [
-        *HeldOutMetrics(validation, groups, torch.device("cpu")).metrics,
+        *HeldOutMetrics(validation, rewards, groups, torch.device("cpu")).metrics,
         *(f"{group}/unjudged" for group in groups),
     ]
     for callback in watching:

@@ -58,14 +58,18 @@ def reward_weights(rewards: Sequence[Reward], device: torch.device) -> Tensor:
 def pass_rates(
     prompts: Sequence[Problem], values: Tensor, rewards: Sequence[Reward], collective: Collective
 ) -> dict[int, float]:
-    """Share of right completions of each problem of the global batch, by id, where any could be judged.
+    """Share of right completions of each problem of the global batch, by id, where any could be judged; nothing
+    without a correctness reward.
 
     Args:
         prompts: this rank's.
         values: (R, P, G) over the global batch, NaN where a reward is None.
     """
     mine = torch.tensor([prompt.id for prompt in prompts], device=values.device)
-    rates = evaluation.pass_rates(values[correctness_index(rewards)])
+    judge = correctness_index(rewards)
+    if judge is None:
+        return {}
+    rates = evaluation.pass_rates(values[judge])
     ids = collective.gather_rows(mine).tolist()
     return {i: rate for i, rate in zip(ids, rates, strict=True) if rate is not None}
 

@@ -132,10 +132,11 @@ def experience_metrics(
     }
     for reward_, values in zip(rewards, experience.values, strict=True):
         metrics[f"rewards/{reward_.name}/mean"] = _mean(values[~values.isnan()])
-    judged = experience.values[correctness_index(rewards)]  # (P, G)
-    metrics["completions/correct"] = _mean((judged >= 1.0)[~judged.isnan()])
-    metrics["completions/mean_length_correct"] = _mean(lengths[judged >= 1.0])
-    metrics["completions/mean_length_wrong"] = _mean(lengths[judged < 1.0])
+    if (judge := correctness_index(rewards)) is not None:
+        judged = experience.values[judge]  # (P, G)
+        metrics["completions/correct"] = _mean((judged >= 1.0)[~judged.isnan()])
+        metrics["completions/mean_length_correct"] = _mean(lengths[judged >= 1.0])
+        metrics["completions/mean_length_wrong"] = _mean(lengths[judged < 1.0])
     metrics |= _thought_metrics(experience, collective)
     metrics |= _episode_metrics(experience, collective)
     metrics |= _source_metrics(experience, rewards, collective)

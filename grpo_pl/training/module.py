@@ -64,7 +64,8 @@ class GRPOModule(PolicyModule):
 
     Args:
         policy: the language model to train.
-        rewards: score completions; exactly one of them decides what a right answer is (``correctness: true``).
+        rewards: score completions; at most one of them decides what a right answer is (``correctness: true``). Without
+            one, held-out problems are measured by the rewards themselves.
         template: how a question becomes a prompt.
         algorithm: the objective.
         teacher: a frozen model whose distributions the policy learns from, where the objective asks for one.
@@ -198,7 +199,7 @@ class GRPOModule(PolicyModule):
     def prepare_data(self) -> None:
         """Makes the cold start where it is missing, as a download would; runs in one process a node."""
         checks.check_trainer(self.trainer)  # before minutes are spent
-        checks.check_monitors(self.trainer.callbacks, self.validation, self._data)  # type: ignore[attr-defined]
+        checks.check_monitors(self.trainer.callbacks, self.validation, self.rewards, self._data)  # type: ignore[attr-defined]
         self.derive_defaults(self._data)
         self._resolve_characters()
         if self.policy is None and (start := self._start) is not None and self._needs_start_weights():

@@ -25,7 +25,7 @@ from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.trained import find_model
-from grpo_pl.rewards.base import Reward
+from grpo_pl.rewards.base import Reward, correctness_index
 from grpo_pl.rewards.trust import Untrusted, refuse_own_classes
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.episode_settings import EpisodeSettings
@@ -215,7 +215,7 @@ class PolicyModule(LightningModule):
             sampled = self.answer(batch.prompts, self.validation.samples, sampling)
             self._answered += sampled.correct.numel()
             greedy = (
-                self.answer(batch.prompts, 1, replace(sampling, temperature=0.0)) if self.validation.greedy else None
+                self.answer(batch.prompts, 1, replace(sampling, temperature=0.0)) if self._answers_greedily else None
             )
             self._answered += 0 if greedy is None else greedy.correct.numel()
         self._held_out.update(batch, sampled, greedy)
@@ -252,7 +252,7 @@ class PolicyModule(LightningModule):
                 "question": problem.question,
                 "answer": problem.answer,
                 "completion": completion,
-                "correct": bool(correct) if judged else None,
+                "correct": bool(correct) if judged and correctness_index(self.rewards) is not None else None,
             }
             for problem, valid, completion, correct, judged in zip(*columns, strict=True)
             if valid  # or it fills up the share of a process
@@ -287,10 +287,15 @@ class PolicyModule(LightningModule):
 
     def _begin_held_out(self, batches_of_loaders: Sequence[int | float]) -> None:
         self.engine.updates = self._data.completed_rollouts
-        self._held_out = HeldOutMetrics(self.validation, self._data.held_out_groups(), self.device)
+        self._held_out = HeldOutMetrics(self.validation, self.rewards, self._data.held_out_groups(), self.device)
         self._answered = 0
         batches = int(sum(batches_of_loaders))  # fewer with trainer.limit_val_batches
-        self._to_answer = self._data.held_out_share(batches) * (self.validation.samples + self.validation.greedy)
+        self._to_answer = self._data.held_out_share(batches) * (self.validation.samples + self._answers_greedily)
+
+    @property
+    def _answers_greedily(self) -> bool:
+        """True if each held-out problem is answered greedily as well, which only a correctness reward can judge."""
+        return self.validation.greedy and correctness_index(self.rewards) is not None
 
     def _log_held_out(self, stage: str) -> None:
         """Logs what was found, as ``val/…`` or ``test/…``."""

@@ -20,7 +20,7 @@ from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.loading import context_length
 from grpo_pl.policy.lora import adapters_off, has_adapters
 from grpo_pl.policy.privileged import PrivilegedText
-from grpo_pl.rewards.base import correctness_index
+from grpo_pl.rewards.base import require_correctness
 from grpo_pl.rewards.batch import ScoredBatch
 from grpo_pl.rollout.decoding import pad_left
 from grpo_pl.rollout.sampler import Samples
@@ -172,7 +172,7 @@ def siblings(scored: ScoredBatch, group_size: int) -> list[tuple[int | None, int
 
 def _feedback_index(scored: ScoredBatch, name: str | None) -> int:
     if name is None:
-        return correctness_index(scored.rewards)
+        return require_correctness(scored.rewards, "feedback")
     return next(number for number, reward in enumerate(scored.rewards) if reward.name == name)
 
 

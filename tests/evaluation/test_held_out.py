@@ -1,6 +1,7 @@
 """Held-out metrics: groups, what judges make of completions, the report and its comparison."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 
 from grpo_pl.evaluation.held_out import Answers, HeldOutMetrics, MetricResult, Validation, grade
 from grpo_pl.evaluation.report import EvaluationReport, comparability_warnings, difference_table, report_table
-from grpo_pl.rewards import MathReward
+from grpo_pl.rewards import FormatReward, LengthReward, MathReward
 from grpo_pl.rollout.decoding import completion_mask
 from grpo_pl.rollout.sampler import Samples
 from grpo_pl.types import Problem, PromptBatch, Rollout
@@ -37,7 +38,7 @@ def _batch(groups: Sequence[Sequence[str]], valid: Sequence[bool]) -> PromptBatc
 
 
 def test_every_group_gets_its_own_metrics_and_fillers_get_none() -> None:
-    metrics = HeldOutMetrics(Validation(samples=3), ["val", "val/easy"], CPU)
+    metrics = HeldOutMetrics(Validation(samples=3), [MathReward()], ["val", "val/easy"], CPU)
     batch = _batch([("val",), ("val", "val/easy"), ("val", "val/easy")], [True, True, False])
     metrics.update(batch, _answers([[0, 1, 1], [0, 0, -1], [1, 1, 1]]), _answers([[1], [0], [0]]))
     means = {key: found.mean for key, found in metrics.results().items()}
@@ -61,7 +62,7 @@ def test_every_group_gets_its_own_metrics_and_fillers_get_none() -> None:
 
 
 def test_completions_without_a_verdict_count_nowhere_and_are_counted() -> None:
-    metrics = HeldOutMetrics(Validation(samples=3), ["val", "val/easy"], CPU)
+    metrics = HeldOutMetrics(Validation(samples=3), [MathReward()], ["val", "val/easy"], CPU)
     batch = _batch([("val",), ("val", "val/easy"), ("val",)], [True, True, False])
     sampled = _answers([[0, 1, UNJUDGED], [UNJUDGED] * 3, [UNJUDGED] * 3])
     metrics.update(batch, sampled, _answers([[0], [UNJUDGED], [1]]))
@@ -78,7 +79,7 @@ def test_completions_without_a_verdict_count_nowhere_and_are_counted() -> None:
 
 
 def test_one_sample_needs_no_vote_and_k_must_fit() -> None:
-    keys = HeldOutMetrics(Validation(samples=1, greedy=False), ["val"], CPU).metrics
+    keys = HeldOutMetrics(Validation(samples=1, greedy=False), [MathReward()], ["val"], CPU).metrics
     assert list(keys) == ["val/pass@1", "val/mean_length", "val/clipped_ratio"]
     assert Validation(samples=8, pass_at=[4, 1, 2]).ks == [1, 2, 4]
     with pytest.raises(ValueError, match=r"pass_at holds 8: pass@k needs 1 <= k <= samples=4"):
@@ -106,12 +107,46 @@ def test_completions_are_judged_counted_and_grouped_by_answer() -> None:
         completions=[r"\boxed{1/2}", r"\boxed{0.5}", r"\boxed{2}", ""],
         step=0,
     )
+    summed = grade([FormatReward(partial=True)], samples)
+    assert not summed.correct.any() and [score.value for score in summed.scores] == [0.0] * 4
+    assert {name: values.tolist() for name, values in summed.rewards.items()} == {
+        "reward": [[0.0] * 4],
+        "rewards/format": [[0.0] * 4],
+    }
     found = grade([MathReward()], samples)
+    assert found.rewards == {}
     assert found.correct.tolist() == [[False, False, True, False]]
     assert found.judged.all()
     assert found.classes.tolist() == [[1, 1, 0, -1]]
     assert found.lengths.tolist() == [[2, 3, 3, 1]]
     assert found.truncated.tolist() == [[False, True, False, False]]
+
+
+def test_without_a_correctness_reward_the_rewards_are_measured_and_nothing_is_right() -> None:
+    rewards = [FormatReward(partial=True), LengthReward(shape="budget", max_length=4, weight=0.5)]
+    metrics = HeldOutMetrics(Validation(samples=2), rewards, ["val", "val/rewards"], CPU)
+    names = ["reward", "rewards/format", "rewards/length", "mean_length", "clipped_ratio"]
+    assert list(metrics.metrics) == [f"{group}/{name}" for group in ("val", "val/rewards") for name in names]
+    found = {
+        "reward": torch.tensor([[1.5, 0.5], [math.nan, 0.25]]),
+        "rewards/format": torch.tensor([[1.0, 0.0], [math.nan, 0.0]]),
+        "rewards/length": torch.tensor([[1.0, 1.0], [0.5, 0.5]]),
+    }
+    blank = torch.zeros(2, 2)
+    answers = Answers(
+        correct=blank.bool(),
+        judged=~found["reward"].isnan(),
+        classes=blank.long(),
+        lengths=blank.long() + 5,
+        truncated=blank.bool(),
+        rewards=found,
+    )
+    metrics.update(_batch([("val",), ("val", "val/rewards")], [True, True]), answers, None)
+    means = {key: result.mean for key, result in metrics.results().items()}
+    assert means["val/reward"] == pytest.approx((1.0 + 0.25) / 2)
+    assert means["val/rewards/format"] == pytest.approx((0.5 + 0.0) / 2)
+    assert means["val/rewards/reward"] == 0.25 and means["val/rewards/rewards/length"] == 0.5
+    assert metrics.counts() == {} and metrics.unjudged() == {"val": 1, "val/rewards": 1}
 
 
 def _report(values: Mapping[int, float], question: str = "?") -> EvaluationReport:

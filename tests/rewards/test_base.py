@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from grpo_pl.rewards import ExactReward, PerSource, Reward, Score
-from grpo_pl.rewards.base import PerCompletionReward, correctness_index
+from grpo_pl.rewards.base import PerCompletionReward, correctness_index, require_correctness
 
 
 @dataclass(kw_only=True)
@@ -71,5 +71,6 @@ def test_rewards_inside_a_reward_are_started_and_closed_with_it() -> None:
 
 def test_the_correctness_reward_is_found_by_its_mark() -> None:
     assert correctness_index([ExactReward(), Length(correctness=True)]) == 1
-    with pytest.raises(ValueError, match="no reward has `correctness: true`"):
-        correctness_index([ExactReward()])
+    assert correctness_index([Length()]) is None
+    with pytest.raises(ValueError, match="an evaluation needs a reward with `correctness: true`"):
+        require_correctness([Length()], "an evaluation")

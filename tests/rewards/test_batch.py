@@ -57,8 +57,21 @@ def test_correct_is_the_full_value_of_the_correctness_reward_alone() -> None:
         name="judge", correctness=True, scores=[Score(1.0, "ok"), Score(0.99, "wrong"), Score(0.0, "timeout"), UNKNOWN]
     )
     assert _scored(form, judge).correct() == [True, False, False, None]
-    with pytest.raises(ValueError, match="no reward has `correctness: true`"):
-        _scored(form).correct()
+
+
+def test_without_a_correctness_reward_nothing_is_right_and_the_sum_is_what_is_judged() -> None:
+    form = Given(name="form", scores=[Score(1.0, "ok"), Score(0.0, "no_answer"), Score(1.0, "ok"), UNKNOWN])
+    length = Given(name="length", weight=0.5, scores=[Score(1.0, "ok"), Score(0.5, "wrong"), UNKNOWN, UNKNOWN])
+    scored = _scored(form, length)
+    assert scored.correct() == [None] * 4
+    assert scored.totals() == [1.5, 0.25, 1.0, None]
+    assert [(score.value, score.status) for score in scored.judged()] == [
+        (1.5, "ok"),
+        (0.25, "no_answer"),
+        (1.0, "unavailable"),
+        (None, "unavailable"),
+    ]
+    assert scored.judged()[1].detail == "form 0, length 0.5"
 
 
 def test_a_completion_is_described_by_what_every_reward_said_of_it() -> None:
@@ -111,7 +124,6 @@ def test_a_value_that_is_not_finite_is_refused(value: float) -> None:
         ([], "no rewards"),
         ([ExactReward(correctness=True), ExactReward()], "two rewards are named 'exact'"),
         ([FormatReward(weight=math.nan), ExactReward(correctness=True)], "'format' has weight nan"),
-        ([ExactReward(), FormatReward()], "0 rewards have `correctness: true`"),
         ([ExactReward(correctness=True), FormatReward(correctness=True)], r"2 rewards have .* \(exact, format\)"),
     ],
 )
@@ -122,6 +134,7 @@ def test_rewards_that_training_could_not_use_are_refused(rewards: list[Reward], 
 
 def test_rewards_that_training_can_use_pass() -> None:
     check_rewards([ExactReward(correctness=True), FormatReward(weight=0.1), ExactReward(name="again", weight=-1.0)])
+    check_rewards([FormatReward()])  # none says what is right
 
 
 class _Odd(Reward):

@@ -15,7 +15,7 @@ from grpo_pl.cli.answering import Answerer, load_answerer, training_problems
 from grpo_pl.config.overrides import ConfigArguments, settings
 from grpo_pl.data.cells import is_multiple_choice, is_true_or_false
 from grpo_pl.files.rows import Row, append_rows, check_output, resume_rows, row_writer
-from grpo_pl.rewards.base import correctness_index
+from grpo_pl.rewards.base import require_correctness
 
 if TYPE_CHECKING:
     from grpo_pl.config.objects import Config
@@ -203,7 +203,7 @@ def _measure(
     if long := answerer.too_long((p for p in problems if p.id in todo), len(todo)):
         measured.add(dict.fromkeys(long, (None, 0)))
         todo = todo - long
-    judge = replace(answerer, rewards=[answerer.rewards[correctness_index(answerer.rewards)]])
+    judge = replace(answerer, rewards=[answerer.rewards[require_correctness(answerer.rewards, "filter")]])
     asked = (p for p in problems if p.id in todo)
     with closing(judge.answers("filter", asked, len(todo), samples=samples, **drawing)) as batches:
         for drawn, scored in batches:

@@ -16,7 +16,7 @@ from rich.table import Table
 from grpo_pl.config.overrides import ConfigArguments, settings
 from grpo_pl.config.suggestions import nearest
 from grpo_pl.files.rows import check_output, count_rows, read_rows, require_rows, row_writer
-from grpo_pl.rewards.base import Reward, Score, Status
+from grpo_pl.rewards.base import Reward, Score, Status, require_correctness
 from grpo_pl.rewards.batch import ScoredBatch, check_rewards, score_completions
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.training.progress import progress_bar
@@ -227,14 +227,17 @@ def _describe(
     batch: Sequence[dict[str, Any]], scored: ScoredBatch, summary: ScoreSummary, first: int, answer_column: str
 ) -> Iterator[dict[str, Any]]:
     """The rows to write; counts each in the summary."""
+    if any("expected" in row for row in batch):
+        require_correctness(scored.rewards, "the column `expected`")
+    correct = scored.correct()
     for offset, (row, total, judged) in enumerate(zip(batch, scored.totals(), scored.judged(), strict=True)):
         scores = scored.described(offset)
-        summary.count(scores, total, judged.correct)
+        summary.count(scores, total, correct[offset])
         written = {
             **row,
             "scores": scores,
             "reward": total,
-            "correct": judged.correct,
+            "correct": correct[offset],
             **scored.extra_of(offset),
         }
         if "expected" in row:

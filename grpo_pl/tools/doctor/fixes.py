@@ -14,7 +14,7 @@ from grpo_pl.data.sources import PromptSource
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.policy.loading import context_length, model_config
 from grpo_pl.rewards.answer_reading import AnswerReward, is_plain_number
-from grpo_pl.rewards.base import Reward
+from grpo_pl.rewards.base import Reward, correctness_index
 from grpo_pl.rewards.format import FormatReward, format_failures
 from grpo_pl.tools.doctor.answers import FORMS, scored_texts
 from grpo_pl.tools.doctor.finding import Finding
@@ -62,7 +62,7 @@ def solved_examples(module: GRPOModule, problems: Sequence[Problem], source: Pro
     demonstration, or the gold answer in the first form that is taken. Empty where none is."""
     known = sorted((problem for problem in problems[:64] if problem.answer), key=lambda one: len(one.question))
     few = known[:EXAMPLES]
-    if len(few) < EXAMPLES:
+    if len(few) < EXAMPLES or correctness_index(module.rewards) is None:
         return []
     prefill = module.template.prefill
     shown = [source.demonstration(problem, random.Random(row_key("fix", problem.id))) for problem in few]

@@ -121,11 +121,12 @@ class RolloutMeter:
 def measure_rollout(experience: Experience, rewards: Sequence[Reward]) -> RolloutStatistics:
     """Statistics of completions and rewards; texts are of this process, numbers of the whole batch."""
     statistics, samples, rollout = experience.statistics, experience.samples, experience.rollout
-    judged = experience.values[correctness_index(rewards)]  # (P, G)
+    judge = correctness_index(rewards)
+    judged = torch.full_like(experience.values[0], math.nan) if judge is None else experience.values[judge]  # (P, G)
     right, cut = judged >= 1.0, experience.truncated
     differ = [len(set(row[~row.isnan()].tolist())) > 1 for row in judged]
     statuses = [score.status for score in experience.scored.judged()]
-    silent = isinstance(rewards[correctness_index(rewards)], FunctionReward | EnvironmentReward)
+    silent = judge is None or isinstance(rewards[judge], FunctionReward | EnvironmentReward)
     unanswered = [silent or status == "no_answer" for status in statuses]
     lost = sum(r in CUT_OFF and u for r, u in zip(rollout.finish_reasons, unanswered, strict=True)) / len(statuses)
     tokens = rollout.completion_ids.masked_fill(~rollout.completion_mask, -1).unflatten(0, (-1, rollout.group_size))

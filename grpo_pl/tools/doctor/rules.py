@@ -283,7 +283,7 @@ def no_question(s: RunStatistics) -> Found:
 
 def few_held_out(s: RunStatistics) -> Found:
     p = s.problems
-    if p is None or not p.held_out:
+    if p is None or not p.held_out or (s.rewards and not any(reward.correctness for reward in s.rewards)):
         return None
     margin = 1.96 * 0.5 / math.sqrt(p.held_out)
     if margin <= SMALLEST_EFFECT:

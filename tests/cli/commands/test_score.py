@@ -253,13 +253,23 @@ def test_files_that_cannot_be_used_are_refused(tmp_path: Path, config: Path) -> 
         score(str(file))
 
 
+def test_without_a_correctness_reward_rows_are_summed_and_expectations_refused(tmp_path: Path) -> None:
+    file, scored = write(tmp_path / "rows.jsonl", [{"answer": "1", "completion": "x"}]), tmp_path / "scored.jsonl"
+    summary = score_file(file, [FormatReward(weight=2.0)], output=scored)
+    (row,) = [json.loads(line) for line in scored.read_text().splitlines()]
+    assert (row["reward"], row["correct"], summary.judged) == (0.0, None, 0)
+    expecting = write(tmp_path / "expecting.jsonl", [{"answer": "1", "completion": "x", "expected": 0}])
+    with pytest.raises(ValueError, match="the column `expected` needs a reward with `correctness: true`"):
+        score_file(expecting, [FormatReward()], output=scored)
+
+
 def test_configs_without_usable_rewards_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     for content, match in [
         ("data: {}", "neither `rewards` nor"),
         ("- a\n- b", "a configuration is a mapping"),
         ('{"a": 1}\n{"b": 2}', "line 2, column 1: did not find expected <document start>"),
-        ("rewards: [{class_path: grpo_pl.rewards.FormatReward}]", "correctness"),
+        ("rewards: [{class_path: grpo_pl.rewards.FormatReward, init_args: {weight: 0}}]", "weight 0"),
         ("rewards: [{class_path: grpo_pl.rewards.MathReward, init_args: {soft_limit_s: -1}}]", "soft_limit_s"),
     ]:
         path.write_text(content)
