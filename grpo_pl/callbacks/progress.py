@@ -100,7 +100,9 @@ class StageProgress(StepCallback, ProgressBar):
         if self._enabled and first:
             data = cast(RolloutDataModule, trainer.datamodule)  # type: ignore[attr-defined]
             share = data.held_out_share(int(sum(trainer.num_val_batches)))
-            problems = min(sum(map(len, data.held_out().values())), share * trainer.world_size)
+            problems = min(
+                sum(map(len, data.held_out().values())), share * cast(GRPOModule, pl_module).collective.world
+            )
             self._say(f"validation of {problems} held-out problems, after rollout {completed_rollouts(trainer)}")
         self._start(trainer)
 

@@ -134,7 +134,7 @@ def prompt_encoding(module: GRPOModule, tokenizer: PreTrainedTokenizerBase) -> t
     return dialogue, fits, context
 
 
-def check_trainer(settings: Any) -> None:
+def check_trainer(settings: Any, *, strategy_checked: bool = False) -> None:
     """Refuses settings of Lightning's Trainer for which a run has fields of its own."""
     ours = {
         "accumulate_grad_batches": (1, NAMES["accumulate_grad_batches"]),
@@ -154,7 +154,7 @@ def check_trainer(settings: Any) -> None:
             "only, trainer.limit_val_batches: 0 never."
         )
     check_precision(str(settings["precision"]))
-    check_strategy(settings["strategy"])  # before Lightning, which names no other
+    check_strategy(settings["strategy"], checked=strategy_checked)  # before Lightning, which names no other
     check_extras([*as_list(settings["callbacks"]), *as_list(settings["plugins"])])
 
 

@@ -192,7 +192,7 @@ class GRPOCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         trainer = self._built.trainer
-        check_trainer(trainer)
+        check_trainer(trainer, strategy_checked=self.model.strategy_checked)
         if trainer["fast_dev_run"] is True:
             trainer["fast_dev_run"] = 2  # rollouts: the second is drawn from weights of an update
         derived = self._derive_defaults()
@@ -221,7 +221,9 @@ class GRPOCLI(LightningCLI):
         except TypeError as error:  # what Lightning raises for a value such as devices: x
             raise ValueError(f"trainer: {error}") from error
         if self.subcommand == "fit":
-            check_shares(self.datamodule.prompt_count, built.num_devices * built.num_nodes)  # before the cold start
+            split = getattr(built.strategy, "tensor_parallel_size", 1)  # processes with the same prompts
+            processes = built.num_devices * built.num_nodes
+            check_shares(self.datamodule.prompt_count, max(1, processes // split))  # before the cold start
         for logger in self._others:
             logger.log_hyperparams(read_settings(self._resolved_config()))
         if derived:

@@ -187,7 +187,10 @@ class RolloutDataModule(LightningDataModule):
         }
 
     def _rank_and_world(self) -> tuple[int, int]:
-        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
+        if self.trainer is None:
+            return 0, 1
+        share = getattr(self.trainer.strategy, "distributed_sampler_kwargs", {"rank": 0, "num_replicas": 1})
+        return share["rank"], share["num_replicas"]
 
 
 class _Steps(Dataset[PromptBatch]):

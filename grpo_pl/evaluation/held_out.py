@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import SumMetric
+from torchmetrics import Metric, SumMetric
 
 from grpo_pl.evaluation.metrics import AverageAtK, GroupMetric, MeanReward, PassAtK, correctness_metrics
 from grpo_pl.functional.estimates import Estimate, estimate_mean
@@ -155,10 +155,16 @@ class HeldOutMetrics:
         groups: names of all groups, equal on all ranks: ``val`` or ``val/<set>``. A metric's key is
             ``<group>/<metric>``.
         device: the device on which metrics are exchanged between ranks.
+        process_group: the ranks; None: all processes.
     """
 
     def __init__(
-        self, validation: Validation, rewards: Sequence[Reward], groups: Sequence[str], device: torch.device
+        self,
+        validation: Validation,
+        rewards: Sequence[Reward],
+        groups: Sequence[str],
+        device: torch.device,
+        process_group: Any = None,
     ) -> None:
         self.metrics: dict[str, GroupMetric] = {}
         self._named = named_rewards(rewards)
@@ -178,6 +184,9 @@ class HeldOutMetrics:
             named |= {"greedy": PassAtK(1)} if validation.greedy and not self._named else {}
             self.metrics |= {f"{group}/{name}": metric.to(device) for name, metric in named.items()}
             self._places |= {f"{group}/{name}": (group, name) for name in named}
+        counts: list[Metric] = [*self._unjudged.values(), *self._right.values(), *self._judged.values()]
+        for metric in (*self.metrics.values(), *counts):
+            metric.process_group = process_group
 
     def update(self, batch: PromptBatch, sampled: Answers, greedy: Answers | None) -> None:
         """Adds the problems of a batch to the groups that they belong to; ``greedy`` is needed if validation asks for

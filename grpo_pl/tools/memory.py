@@ -56,6 +56,8 @@ class Workload:
 
     layout: Layout
     processes: int
+    split: int = 1
+    """Those of them that split a layer, and have the same rows."""
     rows: int
     """Completions of one process per rollout."""
     group_size: int
@@ -167,8 +169,10 @@ def memory_plan(shape: Shape, work: Workload) -> MemoryPlan:
     """The plan of one process. Formulas and what they leave out: docs/scaling.md."""
     cut = work.processes if work.layout == "fsdp" else 1
     on_device = 0.0 if work.offload else 1.0
-    parameters = _weights(shape, work) / cut * on_device
-    gradients = shape.trainable * work.weight_bytes / cut * on_device
+    root = shape.parameters - shape.layers * shape.block_parameters
+    again = root * (work.split - 1) * work.weight_bytes  # no process splits what is outside of blocks
+    parameters = (_weights(shape, work) + again) / cut * on_device
+    gradients = (shape.trainable * work.weight_bytes + again) / cut * on_device
     kept = {"parameters": parameters, "optimiser": 2 * gradients}
     if work.in_main_memory:
         kept["the program itself"] = PROGRAM
@@ -194,8 +198,8 @@ def memory_plan(shape: Shape, work: Workload) -> MemoryPlan:
         "LM head": head_bytes(shape, work),
     }
     if work.layout == "fsdp":
-        root = shape.parameters - shape.layers * shape.block_parameters
-        update["gathered blocks"] = float((root + 2 * shape.block_parameters) * (work.compute_bytes + 4))
+        blocks = 2 * shape.block_parameters / work.split
+        update["gathered blocks"] = float((root + blocks) * (work.compute_bytes + 4))
     if work.teacher_head_bytes or work.own_head:
         own = shape.vocabulary * shape.hidden * work.weight_bytes if work.own_head else 0
         update["teacher's head"] = work.teacher_head_bytes + own
@@ -220,7 +224,8 @@ def activation_bytes(shape: Shape, work: Workload) -> float:
     A block keeps the inputs of its products and norms: 6 h + 4 q + 2 k + 4 f numbers (hidden size h, query width q, key
     width k, intermediate size f). With activation checkpointing it keeps its input, and one block at a time the rest.
     """
-    block = (6 * shape.hidden + 4 * shape.query + 2 * shape.key + 4 * shape.intermediate) * work.compute_bytes
+    inner = (4 * shape.query + 2 * shape.key + 4 * shape.intermediate) / work.split
+    block = (6 * shape.hidden + inner) * work.compute_bytes
     ends = 3 * shape.hidden * 4
     if work.checkpointing:
         return shape.layers * shape.hidden * work.compute_bytes + block + ends
@@ -256,6 +261,9 @@ def rollout_bytes(shape: Shape, work: Workload) -> dict[str, float]:
     }
     if work.layout == "fsdp" and work.engine_bytes is None:
         parts["gathered weights"] = float(shape.parameters * work.compute_bytes)
+        if work.split > 1:  # and a whole copy of what several processes split
+            blocks = shape.layers * shape.block_parameters
+            parts["gathered weights"] += (shape.parameters - blocks + blocks / work.split) * work.compute_bytes
     return parts
 
 

@@ -200,7 +200,8 @@ class ExperienceMaker:
 
         @torch.no_grad()
         def run() -> tuple[Tensor, Tensor | None]:
-            logprobs = torch.zeros_like(rollout.sampling_logprobs)
+            exact = torch.promote_types(model.dtype, torch.float32)
+            logprobs = torch.zeros_like(rollout.sampling_logprobs, dtype=exact)
             entropies = torch.zeros_like(logprobs) if with_entropy else None
             everyone = torch.arange(len(logprobs), device=logprobs.device)
             for rows, _ in self.budget.rounds(rollout, everyone, model, self.collective):

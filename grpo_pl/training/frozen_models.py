@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from grpo_pl.distributed.collective import Collective
-from grpo_pl.distributed.sharding import Sharding, build_once, load_whole_state_dict, shard, whole_state_dict
+from grpo_pl.distributed.sharding import (
+    Sharding,
+    build_once,
+    load_whole_state_dict,
+    shard,
+    whole_again,
+    whole_state_dict,
+)
 from grpo_pl.functional.logprobs import TaughtTokens
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import context_length, load_model, load_tokenizer
@@ -48,7 +55,8 @@ class Reference:
     def __init__(self, policy: PreTrainedModel, update_every: int | None) -> None:
         self.update_every = update_every
         if not has_adapters(policy):
-            self.model = copy.deepcopy(policy).requires_grad_(False).eval()
+            copied = whole_again(policy) if is_sharded(policy) else copy.deepcopy(policy)  # by an earlier validation
+            self.model = copied.requires_grad_(False).eval()
         elif update_every is None:
             self.model = policy  # scored with its adapters off
         else:

@@ -17,11 +17,14 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from grpo_pl.data.datamodule import RolloutDataModule
+from grpo_pl.distributed.collective import Collective
 from grpo_pl.distributed.orphans import end_with_launcher
-from grpo_pl.distributed.sharding import shard
+from grpo_pl.distributed.sharding import shard, transformer_blocks
 from grpo_pl.distributed.strategy import FSDP2Strategy
+from grpo_pl.distributed.tensor_parallel import check_layers
 from grpo_pl.environments.base import Environment
 from grpo_pl.evaluation.held_out import Validation
+from grpo_pl.files.checkpoints import policy_weights
 from grpo_pl.functional.sampling import DRAW_RULE
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig, load_tokenizer
@@ -53,6 +56,7 @@ from grpo_pl.training.policy_module import PolicyModule
 from grpo_pl.training.prefetch import PrefetchedRollouts
 from grpo_pl.training.progress import stopwatch
 from grpo_pl.training.self_teacher import SelfTeacher
+from grpo_pl.training.strategy_check import StrategyCheck
 from grpo_pl.training.sync_proof import SyncProof
 from grpo_pl.training.update import PolicyUpdate, UpdateResult
 from grpo_pl.training.vocabulary import first_prompts
@@ -84,6 +88,8 @@ class GRPOModule(PolicyModule):
             what fits into memory.
         activation_checkpointing: compute activations again in the backward pass instead of keeping them.
         reflection_words: completions with one of these count in ``completions/reflection_rate``.
+        strategy_checked: also take a ``trainer.strategy`` that nobody has tested, and hold its first rollout (problems,
+            log-probabilities, completions, gradient norm) to one process; if they differ, the run ends in one line.
         seed: part of the key of every sample; with weights and configuration it determines the run.
     """
 
@@ -108,6 +114,7 @@ class GRPOModule(PolicyModule):
         max_tokens_per_microbatch: int | None = None,
         activation_checkpointing: bool = False,
         reflection_words: tuple[str, ...] = REFLECTION_WORDS,
+        strategy_checked: bool = False,
         seed: int = 0,
     ) -> None:
         teachers_by_source = teacher_configs(teacher, teachers)
@@ -154,11 +161,13 @@ class GRPOModule(PolicyModule):
         self._partial = None if partial_rollouts is None else PartialRolloutBuffer(settings=partial_rollouts)
         self._step_log = StepLog(rewards, reflection_words)
         self._entropy_control = EntropyControl()
+        self.strategy_checked = strategy_checked
+        self._strategy_check: StrategyCheck | None = None
 
     # --- building ---------------------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        checks.check_trainer(self.trainer)
+        checks.check_trainer(self.trainer, strategy_checked=self.strategy_checked)
         end_with_launcher()
         self.engine.close()  # a copy of weights that it kept would be that of an earlier fit
         self._sync_proof = SyncProof()
@@ -198,7 +207,9 @@ class GRPOModule(PolicyModule):
 
     def prepare_data(self) -> None:
         """Makes the cold start where it is missing, as a download would; runs in one process a node."""
-        checks.check_trainer(self.trainer)  # before minutes are spent
+        checks.check_trainer(self.trainer, strategy_checked=self.strategy_checked)  # before minutes are spent
+        if self.trainer.training:
+            checks.check_strategy_fits(self, self._data.staleness)
         checks.check_monitors(self.trainer.callbacks, self.validation, self.rewards, self._data)  # type: ignore[attr-defined]
         self.derive_defaults(self._data)
         self._resolve_characters()
@@ -225,6 +236,8 @@ class GRPOModule(PolicyModule):
         elif sharding and not is_sharded(self.policy):
             raise ValueError("FSDP2 cannot shard a policy that is loaded already: give its checkpoint as ckpt_path.")
         policy, training = self.require_policy(), self.trainer.training
+        if training and checks.is_untested(self.trainer.strategy):
+            self._strategy_check = StrategyCheck.of(policy, self.trainer.strategy)
         if self.activation_checkpointing:
             policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if self.algorithm.needs_reference and training and self._reference is None:
@@ -240,9 +253,12 @@ class GRPOModule(PolicyModule):
             )
         copies = [each.model for each in (self._reference, self._self_teacher) if each is not None]
         if sharding and not is_sharded(policy):
+            if sharding.tensor_mesh is not None:
+                check_layers(policy, transformer_blocks(policy), sharding.tensor_mesh.size())
             shard(policy, sharding)
+        if sharding:
             for model in copies:
-                if model is not None and model is not policy:
+                if model is not None and not is_sharded(model):
                     shard(model, sharding)
         if self.algorithm.needs_teacher and self._self_teacher is None and training and self._teachers is None:
             self.check_teachers(self._data)
@@ -294,7 +310,9 @@ class GRPOModule(PolicyModule):
             self._hand_over_rollouts()
         for kept in (self._reference, self._self_teacher):
             if kept is not None and kept.model is not None and not is_sharded(kept.model):
-                kept.model.to(self.device)
+                model = kept.model.to(self.device)
+                if model.dtype != (dtype := self.require_policy().dtype):  # trainer.precision: 64-true
+                    model.to(dtype)
 
     def on_train_start(self) -> None:
         if self._stored_rollouts:
@@ -317,6 +335,8 @@ class GRPOModule(PolicyModule):
             )
             # → loss → update
             result = self.update(experience)
+        if self._strategy_check is not None:
+            self._hold_to_one_process(self._strategy_check, experience, result)
         self.engine.update_weights(self.require_policy())
         # → metrics
         metrics = self._step_log.metrics(
@@ -350,7 +370,7 @@ class GRPOModule(PolicyModule):
         if self._self_teacher is not None:
             self._self_teacher.renew(policy, batch.step)
         seconds: dict[str, float] = {}
-        with self._gathered_for_engine():
+        with self._gathered_for_engine() as drawn_from:
             # prompts → rollout: drawn beside earlier updates, in parts, or here and now
             if self._prefetched is not None:
                 drawn = self._prefetched.take(batch, seconds)
@@ -358,9 +378,9 @@ class GRPOModule(PolicyModule):
                 drawn = self._partial.take(collector, policy, self._data, proof, batch.step, seconds), None
             else:
                 with stopwatch(seconds, "rollout"):
-                    drawn = collector.draw(policy, collector.request(batch.prompts, batch.step)), None
+                    drawn = collector.draw(drawn_from, collector.request(batch.prompts, batch.step)), None
             # → reward; dynamic sampling draws further prompts
-            collected = collector.collect(policy, drawn, self._data.prompts, seconds)
+            collected = collector.collect(drawn_from, drawn, self._data.prompts, seconds)
             if self.environment is not None:
                 self._step_log.warn_of_failed_episodes(*without_value(collected.samples, self.collective))
             checked_before = self._prefetched is not None or self._partial is not None
@@ -377,13 +397,7 @@ class GRPOModule(PolicyModule):
             if self._prefetched is not None:
                 self._prefetched.launch(batch.step)
             # → advantage, and the log-probabilities that the loss compares to
-            maker = ExperienceMaker(
-                algorithm=self.algorithm,
-                sampling=self.sampling,
-                budget=self.budget,
-                collective=self.collective,
-                longest=self.longest_completion,
-            )
+            maker = self._experience_maker(self.collective)
             reference = None if self._reference is None else self._reference.model
             return maker.make(policy, reference, collected, self._teachers or self._self_teacher)
 
@@ -391,23 +405,48 @@ class GRPOModule(PolicyModule):
         """Advantage → loss → update."""
         optimizer = cast(torch.optim.Optimizer, self.optimizers())
         self.optimization.configure(optimizer, rollout=experience.samples.step, total=self._data.steps)
-        step = experience.samples.step
-        update = PolicyUpdate(
+        update = self._policy_update(self.collective, experience.samples.step)
+        result = update.run(self.require_policy(), optimizer, experience, self._backward)
+        if self.algorithm.entropy_target is not None:
+            self._entropy_control.observe(self.algorithm, self.collective.ratios(result.sums).get("entropy"))
+        return result
+
+    def _experience_maker(self, collective: Collective) -> ExperienceMaker:
+        return ExperienceMaker(
+            algorithm=self.algorithm,
+            sampling=self.sampling,
+            budget=self.budget,
+            collective=collective,
+            longest=self.longest_completion,
+        )
+
+    def _policy_update(self, collective: Collective, step: int) -> PolicyUpdate:
+        return PolicyUpdate(
             algorithm=self._entropy_control.objective(self.algorithm),
             optimization=self.optimization,
             temperature=self.sampling.temperature,
             max_completion_length=self.longest_completion,
             budget=self.budget,
             seed=self.seed,
-            collective=self.collective,
+            collective=collective,
             report=self._report,
             demonstrated=None if self.demonstrations is None else partial(self._demonstrated, step),
             pad_token_id=int(self.tokenizer.pad_token_id),
         )
-        result = update.run(self.require_policy(), optimizer, experience, self._backward)
-        if self.algorithm.entropy_target is not None:
-            self._entropy_control.observe(self.algorithm, self.collective.ratios(result.sums).get("entropy"))
-        return result
+
+    def _hold_to_one_process(self, check: StrategyCheck, experience: Experience, result: UpdateResult) -> None:
+        alone, step = Collective(), experience.samples.step
+        held = check.hold(
+            experience,
+            result,
+            problems=self._data.source.prompts(step, count=self._data.prompt_count),
+            collector=replace(self.collector, collective=alone),
+            maker=self._experience_maker(alone),
+            update=self._policy_update(alone, step),
+            optimization=self.optimization,
+            collective=self.collective,
+        )
+        self._strategy_check = None if held else check
 
     def _demonstrated(self, rollout: int, number: int) -> Demonstrated:
         """The demonstrations of one optimiser step of a rollout."""
@@ -467,6 +506,8 @@ class GRPOModule(PolicyModule):
                 "the checkpoint was trained with other policy.characters: give those of the config.yaml of its run."
             )
         checks.warn_of_earlier_rules(checkpoint, str(self.trainer.precision))
+        if self._strategy_check is not None:
+            self._strategy_check.load_state_dict(policy_weights(checkpoint))
         self.decoder = checkpoint.get("decoder", TORCH)  # before there was a kernel, torch drew
         if getattr(self.engine, "decoder", None) is not None:  # of a sharded one, read after the start of a fit
             self._choose_decoder()

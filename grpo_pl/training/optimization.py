@@ -93,9 +93,17 @@ class Optimization:
 
     def clip_gradients(self, parameters: Iterable[Parameter]) -> Tensor:
         """Scales the gradients down to ``max_grad_norm`` and returns their global norm from before, a scalar."""
-        limit = self.max_grad_norm or math.inf
-        norm = torch.nn.utils.clip_grad_norm_(list(parameters), limit)
-        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP2 gives a DTensor
+        limit, by_mesh = self.max_grad_norm or math.inf, dict[Any, list[Parameter]]()
+        for parameter in parameters:
+            if parameter.grad is not None:
+                by_mesh.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+        gradients = [[parameter.grad for parameter in some] for some in by_mesh.values()]
+        found = [torch.nn.utils.get_total_norm(some) for some in gradients]  # type: ignore[arg-type]
+        norms = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in found]  # FSDP2 gives DTensors
+        norm = norms[0] if len(norms) == 1 else torch.nn.utils.get_total_norm(norms)
+        for some in by_mesh.values():
+            torch.nn.utils.clip_grads_with_norm_(some, limit, norm)
+        return norm
 
 
 class TrainingDiverged(RuntimeError):

@@ -18,6 +18,7 @@ from grpo_pl.config.objects import build
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.distributed.sharding import build_once, gathered
+from grpo_pl.distributed.strategy import FSDP2Strategy
 from grpo_pl.environments.base import Environment
 from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.evaluation.held_out import Answers, HeldOutMetrics, MetricResult, Validation, grade
@@ -151,10 +152,12 @@ class PolicyModule(LightningModule):
     def _wait_for_engine(self) -> None:
         """Waits until the engine works for nobody else."""
 
-    def _gathered_for_engine(self) -> AbstractContextManager[None]:
-        """Whole weights of a sharded policy for an engine that reads them; others gather a part at a time."""
-        in_process = self.engine.weights_version is None
-        return gathered(self.require_policy()) if in_process else nullcontext()
+    def _gathered_for_engine(self) -> AbstractContextManager[PreTrainedModel]:
+        """The policy to draw from: with whole weights where it is sharded and the engine reads them; others gather a
+        part at a time."""
+        policy, in_process = self.require_policy(), self.engine.weights_version is None
+        split = isinstance(self.trainer.strategy, FSDP2Strategy) and self.trainer.strategy.tensor_parallel_size > 1
+        return gathered(policy, split=split) if in_process else nullcontext(policy)
 
     # --- loading ----------------------------------------------------------------------------------------------------
 
@@ -211,12 +214,11 @@ class PolicyModule(LightningModule):
         """Callbacks get what this returns, in ``on_validation_batch_end``."""
         assert self._held_out is not None
         sampling = self.validation.sampling(self.sampling)
-        with self._gathered_for_engine():
-            sampled = self.answer(batch.prompts, self.validation.samples, sampling)
+        greedily = replace(sampling, temperature=0.0)
+        with self._gathered_for_engine() as policy:
+            sampled = self.answer(policy, batch.prompts, self.validation.samples, sampling)
             self._answered += sampled.correct.numel()
-            greedy = (
-                self.answer(batch.prompts, 1, replace(sampling, temperature=0.0)) if self._answers_greedily else None
-            )
+            greedy = self.answer(policy, batch.prompts, 1, greedily) if self._answers_greedily else None
             self._answered += 0 if greedy is None else greedy.correct.numel()
         self._held_out.update(batch, sampled, greedy)
         return {"sampled": sampled, "greedy": greedy}
@@ -258,10 +260,12 @@ class PolicyModule(LightningModule):
             if valid  # or it fills up the share of a process
         ]
 
-    def answer(self, problems: Sequence[Problem], samples: int, sampling: SamplingParams) -> Answers:
+    def answer(
+        self, policy: PreTrainedModel, problems: Sequence[Problem], samples: int, sampling: SamplingParams
+    ) -> Answers:
         """Graded completions of this rank's held-out problems; all ranks call it together. Keys do not name the step,
         so validations of one run draw with common random numbers and differ by the weights alone."""
-        policy, collector = self.require_policy(), self.collector
+        collector = self.collector
         draw = partial(
             collector.sampler.sample,
             prompts=problems,
@@ -282,12 +286,13 @@ class PolicyModule(LightningModule):
         self.engine.updates = self._data.completed_rollouts
         self._answered = self._to_answer = 0
         sampling = replace(self.validation.sampling(self.sampling), temperature=0.0)
-        with self.trainer.precision_plugin.forward_context(), self._gathered_for_engine():
-            return self.answer(problems, 1, sampling)
+        with self.trainer.precision_plugin.forward_context(), self._gathered_for_engine() as policy:
+            return self.answer(policy, problems, 1, sampling)
 
     def _begin_held_out(self, batches_of_loaders: Sequence[int | float]) -> None:
         self.engine.updates = self._data.completed_rollouts
-        self._held_out = HeldOutMetrics(self.validation, self.rewards, self._data.held_out_groups(), self.device)
+        groups, ranks = self._data.held_out_groups(), self.collective.group
+        self._held_out = HeldOutMetrics(self.validation, self.rewards, groups, self.device, ranks)
         self._answered = 0
         batches = int(sum(batches_of_loaders))  # fewer with trainer.limit_val_batches
         self._to_answer = self._data.held_out_share(batches) * (self.validation.samples + self._answers_greedily)
@@ -360,6 +365,9 @@ class PolicyModule(LightningModule):
 
     @property
     def collective(self) -> Collective:
+        strategy = self.trainer.strategy
+        if isinstance(strategy, FSDP2Strategy):
+            return strategy.collective
         return Collective(rank=self.trainer.global_rank, world=self.trainer.world_size)
 
     @property

@@ -62,6 +62,19 @@ def _callback(name: str, **arguments: Any) -> dict[str, Any]:
         ),
         ({"strategy": "fsdp"}, r"trainer\.strategy is fsdp, .*configs/strategy/fsdp\.yaml"),
         ({"strategy": "ddp_spawn"}, r"trainer\.strategy is ddp_spawn, "),
+        (
+            {"strategy": {"class_path": "lightning.pytorch.strategies.FSDPStrategy"}},
+            r"trainer\.strategy is FSDPStrategy, .*configs/strategy/fsdp\.yaml",
+        ),
+        (
+            {
+                "strategy": {
+                    "class_path": "lightning.pytorch.strategies.ModelParallelStrategy",
+                    "init_args": {"tensor_parallel_size": 2},
+                }
+            },
+            r"trainer\.strategy is ModelParallelStrategy, .*strategy_checked",
+        ),
         ({"precision": "16-mixed"}, r"trainer\.precision is 16-mixed"),
         ({"strategy": "deepspeed"}, r"trainer\.strategy is deepspeed, "),
         ({"barebones": True}, r"trainer\.barebones would leave out"),

@@ -29,7 +29,8 @@ def _prompt(identity: int) -> Problem:
 
 
 def _on_rank(data: RolloutDataModule, rank: int, world: int) -> RolloutDataModule:
-    data.trainer = SimpleNamespace(global_rank=rank, world_size=world)
+    share = {"rank": rank, "num_replicas": world}
+    data.trainer = SimpleNamespace(strategy=SimpleNamespace(distributed_sampler_kwargs=share))
     return data
 
 

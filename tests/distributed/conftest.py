@@ -114,7 +114,11 @@ STRATEGIES = {
         "--trainer.strategy.init_args.sharded_checkpoints=true",
         "--trainer.strategy.init_args.defer_gradient_sync=true",
     ],
+    "tensor": ["--config=configs/strategy/tensor_parallel.yaml"],
+    "tensor_of_4": ["--config=configs/strategy/tensor_parallel.yaml"],
 }
+PROCESSES = {"single": 1, "tensor_of_4": 4}
+"""Of a run; 2 of all others."""
 
 
 def grpo_pl(folder: Path, cache: Path, *args: object) -> int:
@@ -147,7 +151,7 @@ class Run:
 
     def samples(self) -> list[Any]:
         files = sorted(self.path.parent.glob("samples*.jsonl"))
-        return sorted(json.loads(line) for file in files for line in file.read_text().splitlines())
+        return sorted(map(json.loads, {line for file in files for line in file.read_text().splitlines()}))
 
     def copy_until(self, rollouts: int, folder: Path) -> "Run":
         """The same run as if it had been killed at some moment after its checkpoint at ``rollouts``."""
@@ -180,7 +184,7 @@ def completed(cache: Path, five_rollouts: Path, tmp_path_factory: pytest.TempPat
     def run(name: str, config: Path = five_rollouts) -> Run:
         if (name, config) not in made:
             folder = tmp_path_factory.mktemp(name)
-            world = 1 if name == "single" else 2
+            world = PROCESSES.get(name, 2)
             flags = STRATEGIES.get(name, [])
             args = (folder / "runs", cache, "fit", f"--config={config}", *flags)
             ended = join(fork(grpo_pl, *args, folder=folder, world=world), folder)

@@ -1,4 +1,4 @@
-"""One process, DDP on two and FSDP2 on two are the same training: samples, losses and weights."""
+"""One process, DDP or FSDP2 on two, and tensor parallelism on two or four are the same training."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 
 from grpo_pl.files.checkpoints import policy_weights
 
-ALL = ("sharded", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "fsdp")))
+SLOW = ("ddp", "fsdp", "tensor", "tensor_of_4")
+ALL = ("sharded", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW))
 """DDP by default: test_episodes.py (samples and metrics)."""
 
 

@@ -16,6 +16,7 @@ STRATEGIES = {
         "--trainer.strategy.init_args.sharded_checkpoints=true",
         "--trainer.strategy.init_args.defer_gradient_sync=true",
     ],
+    "tensor": ["--config=configs/strategy/tensor_parallel.yaml"],
 }
 
 
@@ -36,7 +37,10 @@ def _assert_equal_states(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     [
         ("single", 1),
         ("sharded", 3),
-        *(pytest.param(name, rollouts, marks=pytest.mark.slow) for name, rollouts in (("ddp", 2), ("fsdp", 4))),
+        *(
+            pytest.param(name, rollouts, marks=pytest.mark.slow)
+            for name, rollouts in (("ddp", 2), ("fsdp", 4), ("tensor", 3))
+        ),
     ],
 )
 def test_a_resumed_run_ends_bit_for_bit_like_one_that_never_stopped(
@@ -62,7 +66,10 @@ def test_a_resumed_run_ends_bit_for_bit_like_one_that_never_stopped(
     ("before", "after"),
     [
         ("sharded", "single"),  # and from one to two: test_prefetch.py
-        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("single", "fsdp"), ("fsdp", "ddp"))),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in (("single", "fsdp"), ("fsdp", "ddp"), ("tensor", "single"))
+        ),
     ],
 )
 def test_a_run_goes_on_under_another_strategy_and_number_of_processes(

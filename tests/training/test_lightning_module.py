@@ -113,6 +113,40 @@ def test_throughput_is_measured_by_lightnings_own_callback(run: Path) -> None:
     assert "train/samples" in header.split(",")
 
 
+class Mine(GRPOModule):
+    """A user's own."""
+
+    rollouts = 0
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_end(outputs, batch, batch_idx)
+        self.rollouts += 1
+
+
+class MyData(RolloutDataModule):
+    """A user's own."""
+
+
+def test_subclasses_train_in_double_precision_and_are_saved_by_the_trainer(run: Path, tmp_path: Path) -> None:
+    data = build(MyData, yaml.safe_load((run / "config.yaml").read_text())["data"], "data")
+    reused = {"group_size": 4, "beta": 0.1, "num_iterations": 2}  # a reference, and log-probabilities from before
+    module = Mine.load_from_checkpoint(run / "checkpoints/last.ckpt", algorithm=reused)
+    trainer = Trainer(**QUIET, max_epochs=1, limit_val_batches=0, limit_train_batches=1, precision="64-true")
+    trainer.fit(module, data)
+    assert (type(module), module.rollouts) == (Mine, 1)
+    weights = {name: weight.clone() for name, weight in module.state_dict().items()}
+    assert {weight.dtype for weight in module.require_policy().parameters()} == {torch.float64}
+    trainer.save_checkpoint(tmp_path / "own.ckpt")
+    saved = torch.load(tmp_path / "own.ckpt", weights_only=True)
+    assert saved["MyData"]["completed_rollouts"] == 1
+    assert all(torch.equal(saved["state_dict"][name], weight) for name, weight in weights.items())
+    data.completed_rollouts = 0
+    other = Mine.load_from_checkpoint(run / "checkpoints/last.ckpt")
+    Trainer(**QUIET, precision="64-true").validate(other, data, ckpt_path=tmp_path / "own.ckpt", verbose=False)
+    rounded = {name: weight.float().double() for name, weight in weights.items()}  # read before they become float64
+    assert all(torch.equal(other.state_dict()[name], weight) for name, weight in rounded.items())
+
+
 TOOLS = "grpo_pl.environments.tools.ToolEnvironment"
 
 
