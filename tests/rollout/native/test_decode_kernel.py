@@ -163,17 +163,17 @@ def test_rows_end_at_their_own_limit(kernel):
 
 @each_kernel
 def test_a_rollout_is_stopped_from_within(kernel):
-    """The third call comes from C: the first one is made before, the second at the first token after 20 ms."""
+    """The first call is made before; later ones come from C, every 20 ms, the first of them perhaps while it reads."""
     model, asked = small_model(layers=4), []
 
     def ask(tokens: int, finished: int) -> None:
         asked.append((tokens, finished))
-        if len(asked) == 3:
+        if tokens:
             raise RolloutInterrupted
 
     with pytest.raises(RolloutInterrupted):
         _draw(kernel, model, [[1, 2]] * 64, named_keys(64, 16), longest=450, ask=ask)
-    assert asked == sorted(asked) and asked[0] == (0, 0) and 0 < asked[2][0] < 64 * 16 * 450
+    assert asked == sorted(asked) and asked[0] == (0, 0) and 0 < asked[-1][0] < 64 * 16 * 450
 
 
 @each_kernel
