@@ -153,9 +153,9 @@ def evaluate_locally(
                 group = [Chunk(sample) for sample in range(sampling.n)]
                 sequences = batch.add(job.prompt_ids, job.keys, job.options)
                 owner |= {s: (i, group, chunk) for s, chunk in zip(sequences, group, strict=True)}
-            for sequence, *drawn in batch.step(_TOKENS):
-                i, group, chunk = owner[sequence]
-                chunk.add(*drawn)
+            for drawn in batch.step(_TOKENS):
+                i, group, chunk = owner[drawn.sequence]
+                chunk.add(drawn.tokens, drawn.logprobs, drawn.tops, drawn.finish)
                 if all(chunk.finish is not None for chunk in group):
                     items = items_of(problems[i], group, model)
                     yield i, result_of(problems[i], items, group, score_items(rewards, items, slice(None)))
