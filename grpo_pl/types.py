@@ -320,7 +320,7 @@ class GenerateRequest:
         """(B,) most tokens of each completion."""
         if self.limits is None:
             return [self.sampling.max_completion_length] * (len(self.keys) * self.group_size)
-        return [limit for group in self.limits for limit in group]
+        return [min(limit, self.sampling.max_completion_length) for group in self.limits for limit in group]
 
     def split(self, parts: int) -> list[Self]:
         """Consecutive prompts, at most one more in one part than in another; none of the parts is empty."""

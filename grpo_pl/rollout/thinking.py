@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import gt
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,12 +47,14 @@ def draw_completions(
 
     Raises:
         RolloutInterrupted: ``should_stop`` turned true.
+        ValueError: the engine does not keep to ``request.limits``.
     """
     if request.thought is None:
         return engine.generate(model, request, progress=progress, should_stop=should_stop)
     keys = [key for group in request.keys for key in group]
     longest, budgets = request.row_limits, [drawn_budget(request.sampling, key) for key in keys]
-    first = engine.generate(
+    first = _generate(
+        engine,
         model,
         _limited(request, list(map(min, budgets, longest)), request.group_size),
         progress=None if progress is None else lambda tokens, _: progress(tokens, 0),
@@ -64,7 +67,8 @@ def draw_completions(
         before, ended = int(first.lengths.sum()), len(rows) - len(going)
         prompts = [[*request.prompt_ids[i // request.group_size], *rows[i].tokens] for i in going]
         drawn = [[replace(keys[i], drawn=len(rows[i].tokens))] for i in going]
-        later = engine.generate(
+        later = _generate(
+            engine,
             model,
             _limited(
                 replace(request, prompt_ids=prompts, keys=drawn), [longest[i] - len(rows[i].tokens) for i in going], 1
@@ -75,6 +79,16 @@ def draw_completions(
         for at, i in enumerate(going):
             rows[i].go_on(request, later, at)
     return _joined(request, rows, first, later)
+
+
+def _generate(engine: RolloutEngine, model: PreTrainedModel, request: GenerateRequest, **watching: Any) -> Rollout:
+    rollout = engine.generate(model, request, **watching)
+    if any(map(gt, rollout.lengths.tolist(), request.row_limits)):
+        raise ValueError(
+            f"{type(engine).__name__} drew more tokens than request.limits allows a completion: let it keep to them, "
+            "or set model.sampling.thinking_budget null."
+        )
+    return rollout
 
 
 def _limited(request: GenerateRequest, limits: Sequence[int], group_size: int) -> GenerateRequest:
@@ -105,9 +119,10 @@ class _Row:
         tokens = first.completion_ids[row, : int(first.lengths[row])].tolist()
         stopped = first.finish_reasons[row] == "stop"
         over = request.thought.length(tokens)
-        cut = over is None and not stopped
+        short = not stopped and len(tokens) < min(budget, limit)  # by an engine that draws less than it was asked for
+        cut = over is None and not (stopped or short)
         fed = request.thought.tokens[: limit - len(tokens)] if cut else ()
-        full = len(tokens) + len(fed) >= limit
+        full = short or len(tokens) + len(fed) >= limit
         return cls(
             tokens=[*tokens, *fed],
             kept=len(tokens),

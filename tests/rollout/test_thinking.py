@@ -1,6 +1,7 @@
 """Thinking budgets: every engine draws what a loop of whole forward passes draws, which feeds the end at the budget."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.rollout.sampler import CompletionSampler, Samples
 from grpo_pl.rollout.thinking import ThoughtMask, drawn_budget
-from grpo_pl.types import Problem, SampleKey, SamplingParams, ThoughtEnd
+from grpo_pl.types import GenerateRequest, Problem, Rollout, SampleKey, SamplingParams, ThoughtEnd
 from tests.conftest import TINY_POLICY
 
 PROMPTS = [Problem(id=i, question=f"{i}+{i * i}=", answer="") for i in range(3)]
@@ -220,3 +221,20 @@ def test_a_budget_must_leave_room_for_an_answer(tokenizer: PreTrainedTokenizerBa
         with pytest.raises(ValueError, match=r"thinking_budget 23 and the 1 tokens .* no room .*length 24"):
             PromptTemplate().thought(replace(SAMPLING, thinking_budget=budget), tokenizer)
     assert PromptTemplate().thought(replace(SAMPLING, thinking_budget=22), tokenizer) is not None
+
+
+def test_an_engine_that_ignores_limits_is_refused(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    class Careless(PlainEngine):
+        def generate(self, model: PreTrainedModel, request: GenerateRequest, **watching: Any) -> Rollout:
+            longest = replace(request.sampling, max_completion_length=20)
+            return super().generate(model, replace(request, limits=None, sampling=longest), **watching)
+
+    class Short(PlainEngine):
+        def generate(self, model: PreTrainedModel, request: GenerateRequest, **watching: Any) -> Rollout:
+            shorter = replace(request.sampling, max_completion_length=3)
+            return super().generate(model, replace(request, sampling=shorter), **watching)
+
+    short = _draw(Short(), policy, tokenizer).rollout  # as one that grows its completions during a run
+    assert short.lengths.max() == 3 and short.action_mask.sum() == short.completion_mask.sum()
+    with pytest.raises(ValueError, match=r"Careless drew more tokens than request\.limits allows"):
+        _draw(Careless(), policy, tokenizer)
