@@ -32,7 +32,7 @@ SMALL: dict[str, Any] = {
                 "num_hidden_layers": 1,
                 "num_attention_heads": 2,
                 "num_key_value_heads": 2,
-                "max_position_embeddings": 48,
+                "max_position_embeddings": 96,
                 "tie_word_embeddings": True,
                 "initializer_range": 0.08,
             }
@@ -62,7 +62,7 @@ CORRECTNESS_ALONE = {
 }
 """MaxRL's rewards are 0 and 1; those of the quickstart's format are 0.1 apart."""
 SHORT_TEXTS = {"sdft": "{answer}", "opsd": "{answer}", "rlsd": "{answer}", "sdpo": "{feedback}"}
-"""Privileged texts for a context of 48 characters."""
+"""Short privileged texts, for the small policy's context of 96 characters."""
 
 
 @dataclass(frozen=True)

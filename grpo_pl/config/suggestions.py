@@ -64,6 +64,12 @@ _THEIRS = {
     "data.source.init_args.seed, which names the order": "shuffle_dataset",
     "samples.every_n_rollouts": "log_completions",
     "samples.completions": "num_completions_to_print",
+    # SDFTConfig and SDPOConfig
+    "model.algorithm.teacher_weights": "teacher_model_kind",
+    "model.algorithm.teacher_rate, after each rollout": "teacher_update_rate",
+    "model.algorithm.distillation_top_k": "distillation_topk",
+    "model.algorithm.distillation, or distillation_mix of jensen_shannon": "distillation_alpha",
+    "model.privileged": "privileged_context teacher_prompt_template reprompt_template",
     # TrainingArguments
     "model.policy.path": "model_name_or_path",
     "data.source": "dataset_name",

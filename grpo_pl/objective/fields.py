@@ -313,6 +313,11 @@ class Objective:
         return self.needs_teacher and self.teacher_weights != "model"
 
     @property
+    def needs_start(self) -> bool:
+        """A copy of the policy as it started: the reference of the KL, or the teacher."""
+        return self.needs_reference or self.teacher_weights == "start"
+
+    @property
     def reweighs(self) -> bool:
         """The teacher multiplies the advantages of rewards."""
         return self.supervision == "token" and self.teacher_advantage == "reweigh"
