@@ -1,5 +1,6 @@
 """Agents over HTTP: what they ask and say, what they may do wrong, and what the policy's text cannot reach."""
 
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,7 +96,7 @@ def test_flaky_agents_may_be_left_out() -> None:
 
 
 def test_tools_are_called_in_the_policys_own_form_and_by_default_the_agent_has_no_say_in_its_reward() -> None:
-    with EnvironmentPool(agent("tool_loop", parser=TagCalls())) as pool:
+    with EnvironmentPool(agent("tool_loop", parser=TagCalls(), python=sys.executable)) as pool:
         pool.reset(0, seed=0, row={"question": "7*6="})
         start = pool.collect_all()[0]
         assert start.info["tools"][0]["function"]["name"] == "calc"
@@ -113,6 +114,7 @@ def test_tools_are_called_in_the_policys_own_form_and_by_default_the_agent_has_n
         ({}, "give either agent"),
         ({"agent": "a.py:run", "command": ["node"]}, "give either agent"),
         ({"command": "node agent.js"}, "must be a list"),
+        ({"agent": "a.py:run", "python": "/no/bin/python"}, "there is no interpreter"),
         ({"agent": "a.py:run", "isolation": "thread"}, "isolation must be process"),
     ],
 )
