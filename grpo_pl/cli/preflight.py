@@ -112,6 +112,8 @@ def check_start(
     )
     if module.cold_start is not None:
         code_hashes(data.source, module.stage)  # of what was imported: it may be edited before the cold start
+    if module.demonstrations is not None:
+        module.demonstrations.check()
     shown = [] if module.demonstrations is None else [module.demonstrations.shown]
     for cold_start in [*([] if module.cold_start is None else [module.cold_start]), *shown]:
         if not data.allow_overlap:

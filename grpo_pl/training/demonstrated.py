@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -37,6 +38,11 @@ class DemonstrationBatches:
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ValueError(f"demonstrations.batch_size must be at least 1, got {self.batch_size}.")
+
+    def check(self) -> None:
+        """Refuses a file that is not there, before the run starts."""
+        if self.file is not None and not Path(self.file).is_file():
+            raise ValueError(f"model.demonstrations.file: no such file: {self.file}")
 
     @property
     def shown(self) -> ColdStart:

@@ -133,5 +133,8 @@ def test_the_batch_of_a_step_follows_from_its_number(tokenizer: PreTrainedTokeni
         first, again, later = (batches.examples(number, source, dialogue) for number in (5, 5, 6))
         assert first == again != later and len(first) == 4
         assert all(all(each.written) and each.completion[-1] == tokenizer.eos_token_id for each in first)
+        batches.check()
+    with pytest.raises(ValueError, match=r"model\.demonstrations\.file: no such file: gone\.jsonl"):
+        DemonstrationBatches(file="gone.jsonl").check()
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         DemonstrationBatches(batch_size=0)
