@@ -36,6 +36,7 @@ def _samples(width: int) -> Samples:
         finish_reasons=["stop", "length"],
         policy_version=torch.full_like(ids, 3),
         support=ids.unsqueeze(2).int(),
+        thoughts=torch.tensor([[[i, 9]] for i in range(len(ids))], dtype=torch.int32),
         top_ids=torch.stack([ids, ids + 1], dim=2).int(),
         top_logprobs=torch.randn(2, width, 2),
     )
