@@ -16,7 +16,7 @@ from typing import Any
 from common import publish, surroundings
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
-TASKS = ("frozen_lake", "calculator", "guess_number")
+TASKS = ("frozen_lake", "calculator", "guess_number", "black_box")
 
 
 def run(task: str, seed: int, folder: Path, extra: list[str]) -> dict[str, Any]:
