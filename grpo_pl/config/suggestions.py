@@ -124,8 +124,9 @@ def nearest(name: str, candidates: Iterable[str], *, prefix: str = "") -> str:
         begins = len(leaf) >= 4 and (candidate_leaf.startswith(leaf) or leaf.startswith(candidate_leaf))
         return max(_ratio(leaf, candidate_leaf), 0.8 * begins), _ratio(parents, candidate_parents) if parents else 0.0
 
-    best = max(candidates, key=lambda candidate: sum(likeness(candidate)), default="")
-    return f"; did you mean {prefix}{best}?" if best and likeness(best)[0] >= 0.6 else ""
+    near = [candidate for candidate in candidates if likeness(candidate)[0] >= 0.6]
+    best = max(near, key=lambda candidate: sum(likeness(candidate)), default="")
+    return f"; did you mean {prefix}{best}?" if best else ""
 
 
 def _ratio(a: str, b: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -152,7 +153,8 @@ class CompletionSampler:
             prefix=self.template.prefill,
             thought=self.template.thought(sampling, self.tokenizer),
         )
-        rollout = draw_completions(self.engine, model, request, progress=progress, should_stop=should_stop)
+        generate = self.engine.generate if request.thought is None else partial(draw_completions, self.engine)
+        rollout = generate(model, request, progress=progress, should_stop=should_stop)
         return self.samples(prompts, self._with_version(rollout), step)
 
     def prompt_ids(self, model: PreTrainedModel, prompts: Sequence[Problem], longest: int) -> list[list[int]]:
