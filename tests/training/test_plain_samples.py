@@ -39,7 +39,6 @@ def _samples(width: int) -> Samples:
         thoughts=torch.tensor([[[i, 9]] for i in range(len(ids))], dtype=torch.int32),
         top_ids=torch.stack([ids, ids + 1], dim=2).int(),
         top_logprobs=torch.randn(2, width, 2),
-        thoughts=torch.tensor([[[width, 4]], [[2, 4]]], dtype=torch.int32),
     )
     problem = Problem(
         id=2**62 + width, question="?", answer="!", messages=MESSAGES, columns={"level": 2, "tags": ["a"]}
