@@ -113,10 +113,8 @@ class Rollout:
     top_ids: Tensor | None = None  # (B, T, K) int32: the tokens that were likeliest at each place, the first one most;
     # NO_TOKEN where there are fewer, or the policy wrote nothing; with `SamplingParams.top_logprobs`
     top_logprobs: Tensor | None = None  # (B, T, K) float32: theirs, as those of what was drawn; −inf for NO_TOKEN
-    thoughts: Tensor | None = (
-        None  # (B, 1, 2) int32: tokens of the thought that the policy wrote, and their budget; with
-    )
-    # `SamplingParams.thinking_budget`
+    thoughts: Tensor | None = None  # (B, 1, 2) int32: tokens of the thought that the policy wrote, and their budget;
+    # with `SamplingParams.thinking_budget`
 
     def __post_init__(self) -> None:
         if self.action_mask is None:
