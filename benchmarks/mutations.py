@@ -92,7 +92,7 @@ MUTATIONS = [
     ),
     *_all(
         "losses", "grpo_pl/training", "tests/distributed/test_episodes.py tests/distributed/test_invariance.py",
-        ("loss * self.collective.world", "loss"),
+        ("backward(loss * self.collective.world, last)", "backward(loss, last)"),
         ("weights=weight * weights", "weights=weights"),
     ),
     *_all(

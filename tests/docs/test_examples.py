@@ -15,7 +15,7 @@ SHORTER = {
     "training.py": ("steps=250", "steps=20", "steps=12", "steps=2", "val_prompts=50", "val_prompts=8"),
     "reward.py": ("steps=60", "steps=2"),
     "environment.py": ("steps=150", "steps=2"),
-    "agent.py": ("steps=40", "steps=2", "val_prompts=32", "val_prompts=8"),
+    "agent.py": ("steps=40", "steps=2", "prompts_per_step=16", "prompts_per_step=2", "val_prompts=32", "val_prompts=2"),
 }
 """What stands there, and what is run in its place."""
 

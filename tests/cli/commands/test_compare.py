@@ -111,7 +111,7 @@ def test_presets_are_found_beside_the_configuration_first(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ({"algorithms": "grpo,drgrpo"}, r"no preset 'drgrpo'. There are: cispo, clip_cov, dapo"),
+        ({"algorithms": "grpo,drgrpo"}, r"no preset 'drgrpo'. There are: chord, cispo, clip_cov, dapo"),
         ({"algorithms": "grpo,grpo"}, "'grpo' twice"),
         ({"algorithms": " ,"}, "empty"),
         ({"algorithms": "missing.yaml"}, r"no preset 'missing.yaml'"),
