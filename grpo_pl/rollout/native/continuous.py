@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _BLOCK = 64  # positions whose keys are computed at once
+_READ = 64  # tokens of a prompt that the kernel reads at most for each token that it draws of another sequence
 
 
 class Drawn(NamedTuple):
@@ -215,10 +216,11 @@ class ContinuousBatch:
     @torch.no_grad()
     def step(self, most: int = 1) -> list[Drawn]:
         """Draws the next token of every sequence, or up to ``most`` where the kernel draws all of them; those that end
-        are gone afterwards."""
+        are gone afterwards. A long prompt beside others is read in parts by the kernel, and its sequences get no token
+        before the last one."""
         drawn = self._by_kernel(self._decoder, most) if isinstance(self._decoder, KernelSlots) else self._by_torch()
         self._keep([d.finish is None for d in drawn])
-        return drawn
+        return [d for d in drawn if d.tokens]
 
     def _by_torch(self) -> list[Drawn]:
         assert not isinstance(self._decoder, KernelSlots)
@@ -247,7 +249,10 @@ class ContinuousBatch:
         if not self._rows:
             return []
         by_torch = any(needs_logits(row.options, row.processor) for row in self._rows)
-        advanced = slots.advance(1 if by_torch else most)
+        if slots.reading:
+            self._kinds = None  # of the rows that are drawn
+        steps = 1 if by_torch else most
+        advanced = slots.advance(steps, read=_READ * steps)
         lengths = advanced.lengths.tolist()
         drawn = list[Drawn]()
         for row, tokens, logprobs, length in zip(

@@ -118,7 +118,7 @@ class DecodeKernel:
         y = torch.empty(len(x), self.whole_panels(len(weight)), dtype=torch.float32)
         pointers = byref(matrix.fields), _pointer(x, x.shape), len(x), _pointer(y, y.shape)
 
-        def run() -> Tensor:
+        def run(x: Tensor = x) -> Tensor:  # keeps what the pointers point to, as `matrix` keeps weights and biases
             self._functions.multiply(*pointers)
             return y[:, : matrix.fields.outputs]
 

@@ -39,8 +39,8 @@ class NativeEngine(PlainEngine):
     """
 
     max_batch_rows: int = 0
-    """Most completions decoded at once; 0 takes all of them. Lower it when keys and values do not fit in memory; the
-    decode kernel keeps those of 32 completions a thread."""
+    """Most completions decoded, or episodes played, at once; 0 takes all of them. Lower it when keys and values do not
+    fit in memory. Outside episodes the decode kernel does without: it keeps those of 32 completions a thread."""
     decoder: str | None = field(default=None, init=False, compare=False)
     """The decoder of the whole run where it can draw: a kernel by its name, or ``torch``. None follows the rule."""
     _logged: set[str] = field(default_factory=set, init=False, repr=False)

@@ -59,13 +59,14 @@ class Draw:
     """Its logits are handed out, and somebody else draws from them."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Read:
     """A prompt, and the memory of its keys and values."""
 
     tokens: Tensor  # (S,) int32
     cache: Tensor
     hidden: Tensor  # (H,) behind the last token
+    done: int = 0  # tokens that have been read
 
 
 @dataclass
@@ -74,6 +75,7 @@ class _Row:
 
     prompt: _Read
     own: Tensor = field(default_factory=lambda: torch.empty(0))
+    stops: Tensor = field(default_factory=lambda: torch.empty(0))
     pending: Tensor | None = None
     by_torch: bool = False
 
@@ -92,8 +94,8 @@ class Advanced:
 class KernelSlots:
     """Sequences of one policy, numbered 0 … n-1; new ones are appended, and dropping some renumbers the rest.
 
-    No bit of a sequence depends on the others, on the number of threads or on how many tokens are drawn at a time, and
-    each is that of a whole rollout by the same kernel. The weights are read once, here.
+    No bit of a sequence depends on the others, on the number of threads or on how many tokens are read or drawn at a
+    time, and each is that of a whole rollout by the same kernel. The weights are read once, here.
 
     Args:
         rows: most sequences at once.
@@ -103,7 +105,6 @@ class KernelSlots:
         self._kernel, self._policy = kernel, PackedPolicy(kernel, model, columns=kernel.panel)
         self._sequences, self._rows = (_Sequence * rows)(), list[_Row]()
         self._unread: list[_Read] = []
-        self._stops: dict[frozenset[int], Tensor] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -129,15 +130,12 @@ class KernelSlots:
     def prepare(self, number: int, draw: Draw, *, feed: Sequence[int]) -> None:
         """Lets a sequence be drawn as ``draw`` says, behind the tokens ``feed``, which it has not seen yet."""
         sequence, row = self._sequences[number], self._rows[number]
-        if draw.ends not in self._stops:
-            self._stops[draw.ends] = torch.tensor(sorted(draw.ends), dtype=torch.int32)
-        stops = self._stops[draw.ends]
-        row.pending = None
+        row.stops, row.pending = torch.tensor(sorted(draw.ends), dtype=torch.int32), None
         if feed:
             row.pending = torch.tensor(feed, dtype=torch.int32)
             self._policy.check_tokens(row.pending)
         sequence.pending = None if row.pending is None else row.pending.data_ptr()
-        sequence.waiting, sequence.stops, sequence.stop_count = len(feed), stops.data_ptr(), len(stops)
+        sequence.waiting, sequence.stops, sequence.stop_count = len(feed), row.stops.data_ptr(), len(row.stops)
         sequence.key, sequence.temperature = draw.key, draw.temperature
         sequence.drawn, sequence.limit = len(draw.drawn), draw.limit
         assert sequence.drawn < sequence.limit
@@ -152,38 +150,64 @@ class KernelSlots:
         """Tokens of a sequence, its prompt included, whose keys and values are kept."""
         return int(self._sequences[number].seen + self._sequences[number].fed)
 
-    def advance(self, steps: int, ask: Callable[[int, int], None] = lambda drawn, finished: None) -> Advanced:
+    @property
+    def reading(self) -> bool:
+        """True while the prompts of some sequences have not been read to their ends."""
+        return bool(self._unread)
+
+    def advance(
+        self, steps: int, ask: Callable[[int, int], None] = lambda drawn, finished: None, *, read: int | None = None
+    ) -> Advanced:
         """Draws up to ``steps`` tokens of every sequence, as many as end it at most; logits for those drawn by torch.
 
         Args:
+            read: most tokens of each prompt that are read, where other sequences wait to be drawn; those of a prompt
+                that has more get nothing before a later call has read its end. None reads all of it.
             ask: called now and then as ``ask(tokens_drawn, completions_finished)``; what it raises ends the call, and
                 then the sequences cannot go on.
         """
         rows = len(self._rows)
-        undrawn = [number for number, row in enumerate(self._rows) if row.by_torch]
-        tokens, logprobs = torch.empty(rows, steps, dtype=torch.int64), torch.empty(rows, steps, dtype=torch.float32)
-        lengths = torch.zeros(rows, dtype=torch.int32)
+        if read is None or all(row.prompt in self._unread for row in self._rows):
+            read = max((len(each.tokens) for each in self._unread), default=0)
+        prompts = (_Prompt * len(self._unread))(*(self._prompt(each, most=read) for each in self._unread))
+        for each, part in zip(self._unread, prompts, strict=True):
+            each.done = part.length
+        self._unread = [each for each in self._unread if each.done < len(each.tokens)]
+        ready = [number for number, row in enumerate(self._rows) if row.prompt not in self._unread]
+        undrawn = [number for number in ready if self._rows[number].by_torch]
+        tokens = torch.empty(len(ready), steps, dtype=torch.int64)
+        logprobs = torch.empty(len(ready), steps, dtype=torch.float32)
+        lengths = torch.zeros(len(ready), dtype=torch.int32)
         logits = torch.empty(len(undrawn), self._policy.vocabulary, dtype=torch.float32)
-        for number in range(rows):
+        for number in ready:
             self._make_room(number, steps)
         for number, each in zip(undrawn, logits, strict=True):
             self._sequences[number].logits = each.data_ptr()
-        prompts = (_Prompt * len(self._unread))(*(self._prompt(read) for read in self._unread))
+        sequences = self._sequences
+        if len(ready) < rows:
+            sequences = (_Sequence * len(ready))(*(self._sequences[number] for number in ready))
         with asking(ask) as asked:
             batch = _Batch(
                 prompts=len(prompts),
-                sequences=rows,
+                sequences=len(ready),
                 steps=steps,
                 threads=torch.get_num_threads(),
                 prompt=prompts,
-                sequence=cast(self._sequences, POINTER(_Sequence)),
+                sequence=cast(sequences, POINTER(_Sequence)),
                 ask=asked,
                 tokens=tokens.data_ptr(),
                 logprobs=logprobs.data_ptr(),
                 lengths=lengths.data_ptr(),
             )
             self._kernel.advance(self._policy, batch)
-        self._unread.clear()
+        if len(ready) < rows:
+            for number, sequence in zip(ready, sequences, strict=True):
+                self._sequences[number] = sequence
+            index = torch.tensor(ready, dtype=torch.int64)
+            tokens, logprobs, lengths = (
+                each.new_zeros(rows, *each.shape[1:]).index_copy_(0, index, each)
+                for each in (tokens, logprobs, lengths)
+            )
         return Advanced(tokens, logprobs, lengths, logits, undrawn)
 
     def keep(self, alive: Sequence[bool]) -> list[int]:
@@ -193,16 +217,17 @@ class KernelSlots:
             if to != number:
                 self._sequences[to] = self._sequences[number]
         self._rows = [self._rows[number] for number in order]
+        wanted = {row.prompt for row in self._rows}
+        self._unread = [read for read in self._unread if read in wanted]
         return order
 
     def prompt_logits(self, prompt: Sequence[int]) -> Iterator[Tensor]:
         """The logits behind every token of ``prompt``, (some positions, V) at a time; no row is made."""
         read = self._room(prompt)
-        for begin in range(0, len(prompt), _POSITIONS):
-            end = min(begin + _POSITIONS, len(prompt))
-            logits = torch.empty(end - begin, self._policy.vocabulary, dtype=torch.float32)
-            part = self._prompt(read)
-            part.logits, part.begin, part.length = logits.data_ptr(), begin, end
+        while read.done < len(prompt):
+            part = self._prompt(read, most=_POSITIONS)
+            logits = torch.empty(part.length - part.begin, self._policy.vocabulary, dtype=torch.float32)
+            part.logits, read.done = logits.data_ptr(), part.length
             prompts = (_Prompt * 1)(part)
             self._kernel.advance(self._policy, _Batch(prompts=1, threads=1, prompt=prompts))
             yield logits
@@ -216,22 +241,26 @@ class KernelSlots:
         hidden = torch.empty(self._policy.fields.width, dtype=torch.float32)
         return _Read(tokens, torch.empty(size, dtype=torch.float32), hidden)
 
-    def _prompt(self, read: _Read) -> _Prompt:
+    def _prompt(self, read: _Read, *, most: int) -> _Prompt:
+        """Up to ``most`` further tokens of a prompt."""
         return _Prompt(
             cache=read.cache.data_ptr(),
             tokens=read.tokens.data_ptr(),
             hidden=read.hidden.data_ptr(),
             columns=self._kernel.whole_panels(len(read.tokens)),
-            length=len(read.tokens),
+            length=min(read.done + most, len(read.tokens)),
+            begin=read.done,
         )
 
     def _make_room(self, number: int, steps: int) -> None:
-        """Makes room for further tokens behind a prompt; doubling keeps the copies rare."""
+        """Makes room for further tokens behind a prompt, up to the limit of its sequence; doubling keeps the copies
+        rare."""
         sequence, row = self._sequences[number], self._rows[number]
-        needed, old = sequence.fed + sequence.waiting + steps, int(sequence.columns)
-        if needed <= old:
+        seen, left, old = sequence.fed + sequence.waiting, sequence.limit - sequence.drawn, int(sequence.columns)
+        if seen + min(steps, left) <= old:
             return
-        columns, panel = self._kernel.whole_panels(max(needed, 2 * old)), self._policy.value_panel
+        columns = self._kernel.whole_panels(seen + min(max(steps, 2 * old - seen), left))
+        panel = self._policy.value_panel
         heads, size = self._policy.fields.layers * self._policy.fields.key_heads, self._policy.fields.head_size
         grown = torch.empty(heads, self._policy.cache_size(columns) // heads, dtype=torch.float32)
         if old:  # keys are panels of columns, and values of components

@@ -164,6 +164,39 @@ def test_a_run_that_the_kernel_drew_is_served_with_the_same_bits(
     assert logprobs == rollout.sampling_logprobs.tolist()
 
 
+def test_a_long_prompt_that_joins_beside_others_draws_what_it_draws_alone(build_model: Callable) -> None:
+    """Read in parts, by the kernel, while others of another sampling are drawn; one of two leaves before its end."""
+    if not built_kernels():
+        pytest.skip("no decode kernel computes this model here")
+    model, long = build_model("qwen2"), [(7 * i) % 30 + 2 for i in range(150)]
+    kernel = next(iter(built_kernels()))
+    plain = SequenceOptions(sampling=SamplingParams(max_completion_length=12))
+    truncated = SequenceOptions(sampling=SamplingParams(max_completion_length=12, top_k=5))
+    other = SequenceOptions(sampling=SamplingParams(max_completion_length=40, top_p=0.9), ignore_eos=True)
+
+    def alone(prompt: list[int], key: int, options: SequenceOptions) -> list[int]:
+        run = Collector(ContinuousBatch(model, eos_token_ids=EOS, decoder=kernel, max_rows=1))
+        (sequence,) = run.batch.add(prompt, [key], options)
+        run.drain()
+        return run.tokens(sequence)
+
+    run = Collector(ContinuousBatch(model, eos_token_ids=EOS, decoder=kernel, max_rows=5))
+    asked = [([5, 9], 1, other)]
+    sequences = run.batch.add([5, 9], [1], other)
+    run.step()
+    for key, options in ((2, plain), (3, truncated)):
+        asked.append((long, key, options))
+        sequences += run.batch.add(long, [key], options)
+    gone = run.batch.add(long[::-1], [4], plain)
+    for place, count in enumerate((1, 1, 3)):  # 64, 128 and 150 tokens of the long ones
+        drawn = run.step()
+        assert len(drawn) == count
+        if place == 0:
+            run.batch.remove(gone)
+    run.drain()
+    assert [run.tokens(s) for s in sequences] == [alone(*each) for each in asked]
+
+
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
 @pytest.mark.parametrize("stay", [1, 7, 64, 65])
 def test_a_sequence_that_left_goes_on_where_it_was(

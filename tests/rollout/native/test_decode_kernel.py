@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,16 @@ def test_products_are_those_of_double_precision(kernel, rows, inputs, outputs):
     exact = x.double() @ weight.double().T + bias
     torch.testing.assert_close(kernel.product(weight, x, bias)().double(), exact, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(kernel.product(weight, x)().double(), exact - bias, rtol=1e-5, atol=1e-4)
+
+
+def test_a_product_keeps_what_it_multiplies():
+    made = [torch.randn(4, 8), torch.randn(6, 8), torch.randn(6)]
+    kept = [weakref.ref(each) for each in made]
+    product = next(iter(KERNELS.values())).product(made[1], made[0], made[2])
+    expected = made[0] @ made[1].T + made[2]
+    del made
+    assert kept[0]() is not None  # weights and bias have been packed
+    torch.testing.assert_close(product(), expected, rtol=1e-5, atol=1e-5)
 
 
 @each_kernel

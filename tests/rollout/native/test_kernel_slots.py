@@ -1,5 +1,7 @@
 """Sequences that the kernel draws some tokens at a time: the bits of a whole rollout, whoever joins or leaves."""
 
+import gc
+
 import pytest
 import torch
 
@@ -62,6 +64,45 @@ def test_sequences_that_join_and_leave_have_the_bits_of_a_rollout(kernel: Decode
     finally:
         torch.set_num_threads(before)
     assert [drawn[name] for name in range(24)] == _whole(kernel, model)
+
+
+@each_kernel
+def test_a_long_prompt_is_read_in_parts_beside_others_with_the_same_bits(kernel: DecodeKernel):
+    model = small_model()
+    whole = [row for row in _whole(kernel, model) if len(row[0]) >= 6][-1]
+    at = next(i for i, row in enumerate(_whole(kernel, model)) if row == whole)
+    prompt, slots = PROMPTS[at // 4], KernelSlots(kernel, model, rows=4)
+    slots.join([7], [_draw(99, ends=frozenset(), limit=200)])
+    slots.advance(1, read=5)
+    slots.join(prompt, [_draw(KEYS[at // 4][at % 4]), _draw(1, by_torch=True)])
+    slots.join([8], [_draw(98, ends=frozenset(), limit=200)])
+    calls = -(-len(prompt) // 5)
+    for call in range(1, calls + 1):
+        assert slots.reading
+        advanced = slots.advance(6, read=5)
+        done = call == calls
+        assert advanced.lengths.tolist() == [6, 6 if done else 0, 0, 6] and advanced.undrawn == ([2] if done else [])
+    assert not slots.reading
+    assert (advanced.tokens[1].tolist(), advanced.logprobs[1].tolist()) == (whole[0][:6], whole[1][:6])
+    with torch.no_grad():
+        expected = model(torch.tensor([prompt])).logits[0, -1]
+    torch.testing.assert_close(advanced.logits[0], expected, rtol=1e-4, atol=1e-4)
+    slots.join(prompt, [])
+    slots.keep([True] * 4)
+    assert not slots.reading  # nobody waits for it
+
+
+@each_kernel
+def test_memory_grows_up_to_the_limit_of_a_sequence_and_end_tokens_go_with_it(kernel: DecodeKernel):
+    slots, panel = KernelSlots(kernel, small_model(), rows=1), kernel.panel
+    for ends in range(3):
+        slots.join([1], [_draw(ends, ends=frozenset({64 + ends}), limit=2 * panel + 1)])
+        while slots._sequences[0].drawn < 2 * panel + 1:
+            slots.advance(min(panel, 16))
+        assert slots._sequences[0].columns == 3 * panel  # and not four, which doubling gives
+        slots.keep([False])
+    held = [thing for thing in gc.get_objects() if isinstance(thing, torch.Tensor) and thing.dtype == torch.int32]
+    assert not [thing for thing in held if thing.shape == (1,) and 64 <= int(thing) < 64 + 3]
 
 
 @each_kernel
