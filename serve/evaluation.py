@@ -14,7 +14,7 @@ from fastapi import Request, Response
 from grpo_pl.config.objects import build_rewards
 from grpo_pl.evaluation.metrics import summarise
 from grpo_pl.policy.trained import ServedModel
-from grpo_pl.rewards.base import require_correctness
+from grpo_pl.rewards.base import correctness_index, require_correctness
 from grpo_pl.rollout.native.continuous import batch_of
 from serve.errors import ApiError, bad_request, check_model
 from serve.generate_worker import Generate
@@ -31,6 +31,7 @@ from serve.worker_client import Deadline
 
 _MOST_COMPLETIONS = 16_384
 _TOKENS = 16  # of a completion that are drawn at once, where the decoder can
+_NO_JUDGE = "the model's rewards do not say what a right answer is: score completions with /v1/score."
 _JUDGED_AT_ONCE = 4  # problems; in the reward worker each takes turns with all other requests
 
 
@@ -47,6 +48,11 @@ class EvaluateRoute:
 
     def __post_init__(self) -> None:
         self._judging = asyncio.Semaphore(_JUDGED_AT_ONCE)
+        model = self.prompts.model
+        rewards = build_rewards(model.rewards, trust_rewards=model.trust_rewards)
+        self._judged = correctness_index(rewards) is not None
+        for reward in rewards:
+            reward.close()
 
     async def evaluate(self, body: EvaluateRequest, request: Request) -> Response:
         if len(body.items) * body.n > _MOST_COMPLETIONS:
@@ -55,6 +61,8 @@ class EvaluateRoute:
                 param="items",
             )
         check_model(body.model, self.prompts.model.name)
+        if not self._judged:
+            raise bad_request(_NO_JUDGE, param=None, code="no_correctness")
         jobs = await self.prompts.evaluations(
             body.items, body, seed=body.seed_or_random(), name=lambda i: f"items.{i}.problem"
         )

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import multiprocessing
 import os
 import signal
@@ -14,9 +15,10 @@ from typing import Any, Literal
 
 from fastapi import BackgroundTasks, HTTPException, Response
 from litserve import LitAPI, OpenAISpec
-from litserve.specs.openai import ChatCompletionRequest
+from litserve.specs.openai import ChatCompletionRequest, ChatMessage
 from pydantic import ConfigDict, ValidationError
 
+from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.policy.trained import ServedModel, find_model, without_link
 from grpo_pl.processes import resource_limits
 from serve.answers import usage_of
@@ -41,22 +43,32 @@ _NO_PLACE = ("logprobs", "tools", "response_format", "structured_outputs", "retu
 """Fields of a chat whose effect the answers of LitServe's spec have no place for."""
 
 
+class _Message(ChatMessage):
+    """LitServe's message, which here keeps the fields that it would drop, those of parts and calls included."""
+
+    model_config = ConfigDict(extra="allow")
+    content: Any = None
+    tool_calls: Any = None
+
+
 class ChatBody(ChatCompletionRequest):
     """LitServe's request, which here keeps the fields that it would drop: the policy's own check refuses unknown
     ones."""
 
     model_config = ConfigDict(extra="allow")
+    messages: list[_Message]  # type: ignore[assignment]  # a list of what is more special
 
 
 class ChatSpec(OpenAISpec):
     """LitServe's OpenAI spec; what it would answer wrongly is refused with 400, see docs/serving.md."""
 
     async def chat_completion(self, request: ChatBody, background_tasks: BackgroundTasks) -> Any:
-        count, extra = request.n or 1, request.model_extra or {}
-        if not 1 <= (request.n if request.n is not None else 1) <= MAX_SAMPLES:
-            raise HTTPException(400, f"n: give 1 to {MAX_SAMPLES}, not {request.n}.")
+        count, extra = 1 if request.n is None else request.n, request.model_extra or {}
+        if not 1 <= count <= MAX_SAMPLES:
+            raise HTTPException(400, f"n: give 1 to {MAX_SAMPLES}, not {count}.")
         if count > 1 and (request.stream or extra.get("seed") is not None):
             raise HTTPException(400, "n: LitServe's spec makes n requests of it: give 1 with stream or seed.")
+        request.n = count  # LitServe counts to it, also where it is null
         return await super().chat_completion(request, background_tasks)
 
     async def streaming_completion(self, request: ChatBody, pipe_responses: list[Any]) -> AsyncIterator[str]:
@@ -69,6 +81,9 @@ class _Part(LitAPI):
     ``grpo-pl serve`` does."""
 
     def __init__(self, model: str | Path, *, max_queue: int, deadline: float, trust: bool, **api: Any) -> None:
+        check_at_least(1, type(self).__name__, max_queue=max_queue)
+        if not (math.isfinite(deadline) and deadline > 0):
+            raise ValueError(f"{type(self).__name__} needs a positive number of seconds as deadline, got {deadline}.")
         super().__init__(enable_async=True, **api)
         self.model: ServedModel = without_link(find_model(Path(model), trust_rewards=trust))
         self._max_queue, self._deadline = max_queue, deadline
@@ -118,7 +133,7 @@ class PolicyAPI(_Part):
         trust_rewards: as in ``grpo-pl serve``.
 
     Raises:
-        ValueError: there is no model, or it cannot be served.
+        ValueError: there is no model, or it cannot be served; or a limit is not positive.
     """
 
     def __init__(
@@ -132,6 +147,7 @@ class PolicyAPI(_Part):
         deadline: float = 120.0,
         trust_rewards: bool = False,
     ) -> None:
+        check_at_least(1, type(self).__name__, max_completions=max_completions)
         chosen = ChatSpec() if spec == "auto" else spec
         limits: dict[str, Any] = {"max_queue": max_queue, "deadline": deadline}
         super().__init__(model, **limits, trust=trust_rewards, api_path=api_path, stream=True, spec=chosen)
@@ -225,7 +241,7 @@ class RewardAPI(_Part):
         trust_rewards: as in ``grpo-pl serve``.
 
     Raises:
-        ValueError: there is no model, or a reward cannot be built.
+        ValueError: there is no model, or a reward cannot be built; or a limit is not positive.
     """
 
     def __init__(

@@ -22,7 +22,6 @@ log = logging.getLogger(__name__)
 
 _THREADS = 256  # requests scored at the same time, more than max_queue is by default: in the sandbox they take turns
 _SLICE = 64  # completions per call of the rewards, or one group; other rewards end between calls when a client has gone
-_NO_JUDGE = "the model's rewards do not say what a right answer is: score completions with /v1/score."
 _SHOWN = 1000  # characters of an extracted answer
 
 
@@ -73,9 +72,6 @@ class ScoreWorker(WorkerTask):
         caller = callers[uid]
         CALLER.set(caller)
         try:
-            if job.group_size and correctness_index(self._rewards) is None:
-                front.send(Failure(uid, InvalidRequest(_NO_JUDGE, None, "no_correctness")))
-                return
             items: list[dict[str, Any]] = []
             step = job.group_size or _SLICE
             for first in range(0, len(job.completions), step):

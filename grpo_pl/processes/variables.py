@@ -18,8 +18,9 @@ MODEL = frozenset(
     {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"}
     | {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TORCH_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"}
     | {"HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "XDG_CACHE_HOME", "TOKENIZERS_PARALLELISM"}
+    | {"GRPO_PL_NATIVE"}
 )
-"""Further variables of a process with a model: devices, and the folders of caches."""
+"""Further variables of a process with a model: devices, the folders of caches, and the switch of the decode kernel."""
 
 
 def clean_environment(further: frozenset[str] = frozenset()) -> dict[str, str]:

@@ -12,7 +12,8 @@ import pytest
 
 from grpo_pl.processes import child_process
 from grpo_pl.processes.child_process import ChildProcess, ChildStartError, exit_name
-from grpo_pl.processes.variables import clean_environment
+from grpo_pl.processes.variables import MODEL, clean_environment
+from grpo_pl.rollout.native.decoder_choice import SWITCH
 from tests.process_list import gone, lives
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
@@ -39,6 +40,11 @@ def test_a_child_has_the_variables_that_it_is_given_and_no_others(monkeypatch: p
     child.close()
     assert "HF_TOKEN" not in names and "PATH" in names
     assert names <= {*clean_environment(), "PYTHONPATH", "LC_CTYPE"}
+
+
+def test_a_process_with_a_model_has_the_switch_of_the_decode_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "torch")
+    assert clean_environment(MODEL)[SWITCH] == "torch" and SWITCH not in clean_environment()
 
 
 def test_a_child_finds_the_package_of_its_parent_and_nothing_beside_it(

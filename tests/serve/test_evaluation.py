@@ -1,18 +1,25 @@
 """``/v1/evaluate``, ``grpo-pl evaluate`` and the parity of rewards between training, commands and server."""
 
+import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from grpo_pl.cli.commands.evaluate import evaluate_episodes
 from grpo_pl.cli.commands.score import score
 from grpo_pl.cli.main import main
 from grpo_pl.config.objects import build_rewards
 from grpo_pl.functional.advantages import subtract_baseline
 from grpo_pl.policy.trained import find_model
 from grpo_pl.rewards.batch import score_completions
+from serve.errors import ApiError
+from serve.evaluation import EvaluateRoute
+from serve.prompts import Prompts
+from serve.schemas import EvalProblem, EvaluateRequest, Sampling
 
 COMPLETIONS = [
     r"<think>so</think><answer>\boxed{1/2}</answer>",
@@ -76,6 +83,27 @@ def test_a_group_gets_the_advantages_of_training(server: Any) -> None:
     assert answer["group"]["std"] == pytest.approx(values.std().item())
     centred = subtract_baseline(values, torch.ones_like(values, dtype=torch.bool), baseline="group_mean")
     assert [item["advantage"] for item in answer["items"]] == pytest.approx(centred[0].tolist())  # Dr. GRPO
+
+
+def test_rewards_that_judge_nothing_are_refused_before_a_token_is_drawn(export: Path) -> None:
+    spec = {"class_path": "grpo_pl.rewards.FormatReward", "init_args": {}}
+    model = replace(find_model(export), rewards=[spec])
+    unused: Any = None  # so that nothing can be drawn or scored
+    route = EvaluateRoute(
+        prompts=Prompts(model), generator=unused, scorer=unused, weights=unused, metrics=unused, deadline_s=1.0
+    )
+    body = EvaluateRequest.model_validate({"items": [{"problem": "1+1=", "answer": "2"}]})
+    with pytest.raises(ApiError, match="do not say what a right answer is") as refused:
+        asyncio.run(route.evaluate(body, unused))
+    assert (refused.value.status, refused.value.code) == (400, "no_correctness")
+
+
+def test_episodes_of_a_policy_without_a_verdict_are_refused_before_it_is_loaded(export: Path) -> None:
+    spec = {"class_path": "grpo_pl.rewards.FormatReward", "init_args": {}}
+    model = replace(find_model(export), rewards=[spec], environment={"class_path": "nobody.looks", "init_args": {}})
+    problems = [EvalProblem.model_validate({"problem": "1+1=", "answer": "2"})]
+    with pytest.raises(ValueError, match="an evaluation needs a reward with `correctness: true`"):
+        next(evaluate_episodes(model, problems, Sampling(n=1), seed=0, device="cpu", max_rows=4))
 
 
 def _held_out() -> list[dict[str, Any]]:

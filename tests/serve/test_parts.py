@@ -17,10 +17,10 @@ import litserve
 import openai
 import psutil
 import pytest
-from fastapi import HTTPException
+from fastapi import BackgroundTasks, HTTPException
 
 from serve import PolicyAPI, RewardAPI
-from serve.parts import ChatBody
+from serve.parts import ChatBody, ChatSpec
 from tests.process_list import gone
 
 ROOT = Path(__file__).parents[2]
@@ -84,8 +84,11 @@ def test_parts_answer_on_the_event_loop_of_a_litserve_worker(export: Path) -> No
     async def both(spec: PolicyAPI, own: PolicyAPI) -> tuple[list[Any], list[Any]]:
         first, *_ = await asyncio.gather(*(answers(spec, ChatBody(**asked)) for _ in range(3)))
         assert all(parts == first for parts in _)  # drawn together in one batch
-        with pytest.raises(HTTPException, match="tempature"):
-            await answers(spec, ChatBody(**asked, tempature=1))
+        parts = [{"type": "text", "text": "1+1=", "lang": "en"}]
+        for told, message in {"tempature": {}, "mood": {"mood": "x"}, "lang": {"content": parts}}.items():
+            typo = {"tempature": 1} if told == "tempature" else {}
+            with pytest.raises(HTTPException, match=told):
+                await answers(spec, ChatBody(**{**asked, **typo, "messages": [{**MESSAGES[0], **message}]}))
         return first, await answers(own, asked)
 
     by_spec, by_us = PolicyAPI(export, max_completions=2), PolicyAPI(export, spec=None)
@@ -112,6 +115,15 @@ def test_the_openai_client_gets_the_same_answer_whole_and_streamed(serving: LitS
     assert text == whole.choices[0].message.content and text.startswith("<think>")
     assert whole.usage is not None and whole.usage.completion_tokens == 8
     assert chunks[-1].usage == whole.usage
+
+
+def test_a_null_n_is_one_completion(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def counted(self: Any, request: ChatBody, background_tasks: Any) -> Any:
+        return list(range(request.n))  # as LitServe's does first
+
+    monkeypatch.setattr(litserve.OpenAISpec, "chat_completion", counted)
+    body = ChatBody(messages=MESSAGES, n=None)
+    assert asyncio.run(ChatSpec.chat_completion(object.__new__(ChatSpec), body, BackgroundTasks())) == [0]
 
 
 @pytest.mark.slow
@@ -172,6 +184,15 @@ def test_two_workers_draw_the_same_in_the_format_of_the_whole_server(export: Pat
     refused = serving.http.post("/v1/chat/completions", json={**asked, "n": 0}).text
     assert json.loads(refused.removeprefix("data: "))["error"]["param"] == "n"
     assert serving.end() == 0
+
+
+@pytest.mark.parametrize("limits", [{"max_queue": 0}, {"deadline": -1.0}, {"deadline": float("nan")}], ids=str)
+def test_senseless_limits_are_refused_at_once(export: Path, limits: dict[str, Any]) -> None:
+    for part in (PolicyAPI, RewardAPI):
+        with pytest.raises(ValueError, match=rf"^{part.__name__} needs .*{next(iter(limits))}.*, got"):
+            part(export, **limits)
+    with pytest.raises(ValueError, match=r"^PolicyAPI needs max_completions >= 1, got 0\.$"):
+        PolicyAPI(export, max_completions=0)
 
 
 def test_a_folder_without_a_model_is_refused_at_once(tmp_path: Path) -> None:
