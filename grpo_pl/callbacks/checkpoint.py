@@ -58,6 +58,7 @@ class RolloutCheckpoint(Checkpoint):
         self.keep, self.keep_best, self.monitor = keep, keep_best, monitor
         self.folder: Path | None = None
         """Set by the command line to the run's folder; None saves nothing."""
+        self._monitored = ""  # the metric of this run, which `setup` finds
         self._saved_at = 0  # there is nothing to save before the first rollout
         self._saved_time = time.monotonic()
 
@@ -68,7 +69,9 @@ class RolloutCheckpoint(Checkpoint):
         self.folder = shared if stage == "fit" else None
         if self.monitor is None:
             judged = correctness_index(cast(GRPOModule, pl_module).rewards) is not None
-            self.monitor = "val/pass@1" if judged else "val/reward"
+            self._monitored = "val/pass@1" if judged else "val/reward"
+        else:
+            self._monitored = self.monitor
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_at, self._saved_time = completed_rollouts(trainer), time.monotonic()
@@ -84,8 +87,7 @@ class RolloutCheckpoint(Checkpoint):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Notes the metric beside a checkpoint, which is made for it if it is one of the best."""
-        assert self.monitor is not None
-        value = trainer.callback_metrics.get(self.monitor)
+        value = trainer.callback_metrics.get(self._monitored)
         completed = completed_rollouts(trainer)
         if self.folder is None or value is None or completed == 0 or self.keep_best == 0:
             return
@@ -96,7 +98,7 @@ class RolloutCheckpoint(Checkpoint):
         if trainer.is_global_zero and self._saved_at == completed:
             path = checkpoint_path(self.folder, completed)
             with best_effort(path):
-                annotate(path, {self.monitor: float(value)})
+                annotate(path, {self._monitored: float(value)})
             self._tidy()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -161,9 +163,9 @@ class RolloutCheckpoint(Checkpoint):
 
     def _metrics(self) -> dict[int, float]:
         """Monitored value per checkpoint that has one."""
-        assert self.folder is not None and self.monitor is not None
+        assert self.folder is not None
         facts = [facts_of(path) or {} for path in self.folder.glob(PATTERN)]
-        return {fact["rollouts"]: fact[self.monitor] for fact in facts if self.monitor in fact}
+        return {fact["rollouts"]: fact[self._monitored] for fact in facts if self._monitored in fact}
 
     def _tidy(self) -> None:
         """Deletes checkpoints that are neither among the newest nor among the best."""

@@ -49,18 +49,24 @@ def results_table(runs: Runs) -> Table:
     """First and last held-out pass@1 of each run, the mean of each curve over its last fifth, and the median time of a
     step; fits a terminal of 80 columns, and with the seconds that a teacher takes in a step one of 90.
 
-    Where no reward says what is right, the held-out reward takes the place of pass@1. The caption has the held-out
-    completions that could not be judged, if there are any.
+    Where no run has a reward that says what is right, the held-out reward takes the place of pass@1; where some have,
+    the caption has the held-out rewards of the others. It also has the held-out completions that could not be judged,
+    if there are any.
     """
     unjudged = [f"{name}: {run['val/unjudged'][-1][1]:.0f}" for name, run in runs.items() if "val/unjudged" in run]
     unjudged = [entry for entry in unjudged if not entry.endswith(": 0")]
-    measured = "val/reward" if any("val/reward" in run for run in runs.values()) else "pass@1"
+    rewarded = {name: run["val/reward"] for name, run in runs.items() if "val/reward" in run}
+    measured = "val/reward" if rewarded and not any("val/pass@1" in run for run in runs.values()) else "pass@1"
+    captions = []
+    if unjudged:
+        captions.append(f"held-out completions that could not be judged and count nowhere: {', '.join(unjudged)}")
+    if rewarded and measured == "pass@1":
+        told = ", ".join(f"{name}: {_first_and_last(points)}" for name, points in rewarded.items())
+        captions.append(f"held-out reward where no reward says what is right: {told}")
     table = Table(
         title=f"held-out {measured}, then means over the last fifth of the rollouts",
         title_justify="left",
-        caption=f"held-out completions that could not be judged and count nowhere: {', '.join(unjudged)}"
-        if unjudged
-        else None,
+        caption="\n".join(captions) or None,
         caption_justify="left",
         box=None,
         padding=(0, 1, 0, 0),
@@ -75,7 +81,7 @@ def results_table(runs: Runs) -> Table:
         table.add_column(heading, justify="right", no_wrap=heading == measured)
     for algorithm, run in runs.items():
         held_out = run.get(f"val/{measured.removeprefix('val/')}")
-        cells = [f"{held_out[0][1]:.3f} → {held_out[-1][1]:.3f}" if held_out else "–"]
+        cells = [_first_and_last(held_out) if held_out else "–"]
         for name, column in CURVES.items():
             points = run.get(column, [])
             late = [value for _, value in points[-max(1, len(points) // 5) :]]
@@ -83,6 +89,10 @@ def results_table(runs: Runs) -> Table:
         cells += [f"{median(value for _, value in run[time]) if time in run else 0.0:.2f}" for time in times]
         table.add_row(algorithm, *cells)
     return table
+
+
+def _first_and_last(points: Points) -> str:
+    return f"{points[0][1]:.3f} → {points[-1][1]:.3f}"
 
 
 def draw_curves(path: Path, runs: Runs, title: str) -> None:

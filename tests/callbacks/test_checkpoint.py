@@ -4,6 +4,7 @@ import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
 from grpo_pl.distributed.strategy import CheckpointFiles
 from grpo_pl.files.checkpoints import broken
+from grpo_pl.rewards import ExactReward, FormatReward
 
 
 def _kept(run: Path) -> list[int]:
@@ -77,6 +79,23 @@ def test_a_policy_that_diverged_names_the_newest_checkpoint(command_line: Any) -
 def test_senseless_arguments_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(arguments))):
         RolloutCheckpoint(**arguments)
+
+
+def test_each_fit_finds_its_own_metric_and_leaves_the_argument_alone() -> None:
+    class Strategy:
+        def broadcast(self, value: Any) -> Any:
+            return value
+
+    class Run:
+        strategy = Strategy()
+
+    callback, kept = RolloutCheckpoint(), RolloutCheckpoint(monitor="val/mean_length")
+    for rewards, metric in (([ExactReward(correctness=True)], "val/pass@1"), ([FormatReward()], "val/reward")):
+        module = SimpleNamespace(rewards=rewards)
+        for one, expected in ((callback, metric), (kept, "val/mean_length")):
+            one.setup(Run(), module, "fit")  # type: ignore[arg-type]  # all that it reads of both
+            assert one._monitored == expected
+    assert callback.monitor is None
 
 
 def test_resuming_takes_the_command_line_and_says_what_changed(command_line: Any) -> None:

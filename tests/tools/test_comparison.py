@@ -65,6 +65,26 @@ def test_the_table_says_how_many_completions_could_not_be_judged(metrics: Path, 
     assert "could not be judged and count nowhere: b: 3" in capture.get()
 
 
+@pytest.mark.parametrize(("names", "measured"), [("ab", "pass@1"), ("b", "val/reward")])
+def test_one_run_without_correctness_hides_the_pass_at_1_of_no_other(
+    metrics: Path, tmp_path: Path, names: str, measured: str
+) -> None:
+    file = tmp_path / "rewarded.csv"
+    file.write_text(METRICS.replace("val/pass@1", "val/reward").replace(",0.25\n", ",1.25\n"))
+    runs = {"a": read_curves(metrics), "b": read_curves(file)}
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(results_table({name: runs[name] for name in names}))
+    shown = capture.get()
+    assert f"held-out {measured}, then" in shown
+    rows = {line.split()[0]: line.split()[1:4] for line in shown.splitlines() if line.split()[:1] in (["a"], ["b"])}
+    if names == "b":
+        assert rows == {"b": ["1.250", "→", "0.500"]} and "no reward says" not in shown
+    else:
+        assert rows["a"] == ["0.250", "→", "0.500"] and rows["b"][0] == "–"
+        assert "held-out reward where no reward says what is right: b: 1.250 → 0.500" in shown
+
+
 def test_moving_averages_are_centred_and_shrink_at_the_ends() -> None:
     assert moving_average([1.0, 2.0, 6.0, 4.0, 7.0], 1) == pytest.approx([1.0, 3.0, 4.0, 17 / 3, 7.0])
     assert moving_average([1.0, 2.0, 6.0, 4.0, 7.0], 9) == pytest.approx([1.0, 3.0, 4.0, 17 / 3, 7.0])

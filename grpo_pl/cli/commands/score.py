@@ -158,6 +158,8 @@ def score_file(
     names, summary = (completion_column, answer_column), ScoreSummary()
     with progress_bar("score", total) as advance, row_writer(output) as write, closing(read_rows(file)) as rows:
         while batch := list(islice(rows, batch_size)):
+            if any("expected" in row for row in batch):
+                require_correctness(rewards, "the column `expected`")
             first = summary.rows + 1
             texts, golds, columns = _arrange([_whole(row, names[0]) for row in batch], names, first, episodes)
             scored = score_completions(rewards, completions=texts, answers=golds, columns=columns)
@@ -227,8 +229,6 @@ def _describe(
     batch: Sequence[dict[str, Any]], scored: ScoredBatch, summary: ScoreSummary, first: int, answer_column: str
 ) -> Iterator[dict[str, Any]]:
     """The rows to write; counts each in the summary."""
-    if any("expected" in row for row in batch):
-        require_correctness(scored.rewards, "the column `expected`")
     correct = scored.correct()
     for offset, (row, total, judged) in enumerate(zip(batch, scored.totals(), scored.judged(), strict=True)):
         scores = scored.described(offset)

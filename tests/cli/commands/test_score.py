@@ -259,8 +259,13 @@ def test_without_a_correctness_reward_rows_are_summed_and_expectations_refused(t
     (row,) = [json.loads(line) for line in scored.read_text().splitlines()]
     assert (row["reward"], row["correct"], summary.judged) == (0.0, None, 0)
     expecting = write(tmp_path / "expecting.jsonl", [{"answer": "1", "completion": "x", "expected": 0}])
+
+    class Unasked(FormatReward):
+        def __call__(self, *_: Any, **__: Any) -> Any:
+            raise AssertionError("a row was scored")
+
     with pytest.raises(ValueError, match="the column `expected` needs a reward with `correctness: true`"):
-        score_file(expecting, [FormatReward()], output=scored)
+        score_file(expecting, [Unasked()], output=scored)
 
 
 def test_configs_without_usable_rewards_are_refused(tmp_path: Path) -> None:
