@@ -107,6 +107,7 @@ def check_start(
         data.source,
         module.template,
         tokenizer,
+        group_size=module.algorithm.group_size,
         plays=module.pool is not None,
         say=say,
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from grpo_pl.processes.modules import load_module
 from grpo_pl.rewards.background import run_coroutine
@@ -102,7 +103,8 @@ class FunctionReward(Reward):
     the data set are conversations."""
 
     def __post_init__(self) -> None:
-        self._call = load_function(self.function) if isinstance(self.function, str) else self.function
+        if "_call" not in vars(self):  # a copy has that of its original
+            self._call = load_function(self.function) if isinstance(self.function, str) else self.function
         if not callable(self._call):
             raise ValueError(f"function must be a reference or a function, got {self.function!r}.")
         parameters = inspect.signature(self._call).parameters.values()
@@ -188,3 +190,10 @@ class FunctionReward(Reward):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.__post_init__()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copy that calls a copy of the same function: to load it again would run the file of a user again."""
+        twin = memo[id(self)] = object.__new__(type(self))
+        twin._call = copy.deepcopy(self._call, memo)
+        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return twin

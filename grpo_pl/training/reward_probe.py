@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import inspect
 import random
@@ -10,15 +11,16 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
-from types import CellType, CodeType, FunctionType, ModuleType
+from itertools import cycle, islice
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.distributed.collective import failure_line
@@ -28,7 +30,7 @@ from grpo_pl.rewards.background import in_thread
 from grpo_pl.rewards.base import Reward, held_by, needs_of
 from grpo_pl.rewards.batch import score_one
 from grpo_pl.rewards.endpoint import AsksModel
-from grpo_pl.rewards.function import FunctionReward, load_function
+from grpo_pl.rewards.function import FunctionReward
 from grpo_pl.rewards.logged_extras import LoggedExtras
 from grpo_pl.rewards.model import LoadsModel
 from grpo_pl.rewards.process import ProcessReward
@@ -44,7 +46,13 @@ if TYPE_CHECKING:
 PROBLEMS = 2
 LIMIT_S = 10.0
 """Seconds for all rewards together; what is left then is not called."""
+CANCELLING_S = 1.0
+"""Further seconds for a coroutine that is cancelled."""
 JUNK = "qwertz 0 ]{"
+
+_Place = tuple[Any, str, Any]
+"""A variable: what holds it, its name there, its value."""
+_ABSENT = object()
 
 
 class _TooLong(BaseException):
@@ -62,15 +70,17 @@ def probe_rewards(
     template: PromptTemplate,
     tokenizer: PreTrainedTokenizerBase,
     *,
+    group_size: int,
     plays: bool,
     say: Callable[[str], None],
 ) -> None:
-    r"""Calls each reward with junk and with a right answer to each problem: the source's demonstration, or
-    ``\boxed{gold}``. Programs, process rewards, and all rewards where an environment is played get junk only. Rewards
-    that ask or load a model are called if they say ``check_remote``. The state of rewards and functions of others is
-    that of before, afterwards; one that cannot be copied is not called, and a line says so.
+    r"""Calls each reward with junk and with right answers: the source's demonstration, or ``\boxed{gold}``. Programs,
+    process rewards, and all rewards where an environment is played get junk only. Rewards that ask or load a model are
+    called if they say ``check_remote``. Rewards and functions of users are called on copies of their variables, which
+    hold the objects of before again afterwards; if one cannot be copied, there is no call, and a line says so.
 
     Args:
+        group_size: texts for each problem.
         plays: an environment is played, so rewards get the column ``episode``.
 
     Raises:
@@ -87,15 +97,19 @@ def probe_rewards(
             return
         junk_only = plays or any(isinstance(part, ProcessReward | CodeReward) for part in parts)
         texts = [[JUNK] if junk_only else [JUNK, _right(problem, source)] for problem in problems]
+        texts = [list(islice(cycle(row), i, i + group_size)) for i, row in enumerate(texts)]
         samples = text_samples(
             problems, [[template.prefill + text for text in row] for row in texts], template, tokenizer
         )
         try:
-            _try(reward, parts, samples, plays, left)
+            _try(reward, parts, samples, plays, until)
         except _Uncopyable as error:
             say(f"reward {reward.name!r} is not tried before the start: {error}, so it could not be put back.")
         except _TooLong:
-            say(f"reward {reward.name!r} took more than {left:.0f} s for {len(samples.completions)} completions.")
+            say(
+                f"reward {reward.name!r} was interrupted: {len(samples.completions)} texts that try it took more than "
+                f"{left:.0f} s. If it loads something, load that when its module is imported."
+            )
         except Exception as error:  # a user's reward may raise anything
             told = str(error) if _is_ours(error) else failure_line(error)  # a line of ours helps nobody
             raise ValueError(
@@ -121,116 +135,175 @@ def _right(problem: Problem, source: PromptSource) -> str:
     return rf"\boxed{{{problem.answer}}}" if shown is None else shown
 
 
-def _try(reward: Reward, parts: Sequence[Reward], samples: Samples, plays: bool, seconds: float) -> None:
+def _try(reward: Reward, parts: Sequence[Reward], samples: Samples, plays: bool, until: float) -> None:
     columns = samples.columns(needs_of([reward]))
     if plays:
         columns["episode"] = list(map(_episode, samples.completions))
     golds = [problem.answer for problem in samples.per_row]
-    functions = _functions_of(parts)
+    called = _called(parts)
     extras = LoggedExtras(len(samples.completions), partial(trainer_state, 0, 1, 0), kept=False)
-    with extras.collect(), _random_states_kept(), _variables_kept(functions):
-        tried = _copied(reward) if functions else reward
-        call = partial(score_one, tried, samples.completions, golds, columns)
-        try:
-            if tried.asynchronous:
-                future = in_thread(call)
-                if not wait([future], seconds).done:
-                    raise _TooLong
-                future.result()
-            elif functions:
-                with _time_limit(seconds):
-                    call()
-            else:
+    with extras.collect(), _random_states_kept():
+        if not called:
+            call = partial(score_one, reward, samples.completions, golds, columns)
+            if not reward.asynchronous:
                 call()  # has limits of its own
+            elif not wait([future := in_thread(call)], until - time.monotonic()).done:
+                raise _TooLong
+            else:
+                future.result()
+            return
+        memo: dict[int, Any] = {}  # one for all, so that what two variables hold stays one object
+        with _time_limit(until):
+            places, classes = _variables(called, memo)
+            copies = [_copied(value, f"{name!r} of its function", memo) for _, name, value in places]
+            tried = _copied(reward, "its state", memo)
+        tries = [tried, *_nested(tried)]
+        for part in tries:
+            if isinstance(part, FunctionReward) and part.asynchronous:
+                part._call = partial(_awaited, part._call, until)
+        # a coroutine is cancelled first, so that what it does at its end is undone as well
+        grace = CANCELLING_S if tried.asynchronous else 0.0
+        try:
+            with _bound(places, copies, classes), _time_limit(until + grace):
+                score_one(tried, samples.completions, golds, columns)
         finally:
-            if tried is not reward:
-                tried.close()
+            for part in tries:  # a user's `close` may remove what the original needs
+                if type(part).close.__module__.startswith("grpo_pl.") and not list(held_by(part)):
+                    part.close()
 
 
-def _copied(reward: Reward) -> Reward:
+async def _awaited(call: Callable[..., Any], until: float, /, **arguments: Any) -> Any:
+    limit = asyncio.timeout(until - time.monotonic())
     try:
-        return copy.deepcopy(reward)
+        async with limit:
+            return await call(**arguments)
+    except TimeoutError:
+        if limit.expired():
+            raise _TooLong from None
+        raise
+
+
+def _called(parts: Sequence[Reward]) -> list[Any]:
+    """What users wrote among the parts of a reward: what a ``FunctionReward`` calls, and classes."""
+    calls = [part._call for part in parts if isinstance(part, FunctionReward)]
+    return calls + [type(part) for part in parts if not type(part).__module__.startswith("grpo_pl.")]
+
+
+def _copied(value: Any, what: str, memo: dict[int, Any]) -> Any:
+    if isinstance(getattr(type(value), "__del__", None), FunctionType):
+        raise _Uncopyable(f"the end of a copy of {what} would run __del__")
+    try:
+        return copy.deepcopy(value, memo)
     except Exception as error:  # of a user's object, which may refuse in any way
-        raise _Uncopyable(f"its state cannot be copied ({' '.join(str(error).split())[:80]})") from error
+        raise _Uncopyable(f"{what} cannot be copied ({' '.join(str(error).split())[:80]})") from error
 
 
 @contextmanager
-def _variables_kept(functions: Sequence[FunctionType]) -> Iterator[None]:
-    """Context manager: the variables that these functions can change are put back: those of their modules, of closures,
-    and their attributes."""
-    kept: list[tuple[Any, Any, Any, Any]] = []  # holder, name, value, its copy
-    for holder, name, value in (place for function in functions for place in _variables(function)):
-        try:
-            kept.append((holder, name, value, copy.deepcopy(value)))
-        except Exception as error:  # a user's object may refuse in any way
-            raise _Uncopyable(f"{name or 'a variable'!r} of its function cannot be copied ({error})") from error
+def _bound(places: Sequence[_Place], copies: Sequence[Any], classes: Mapping[type, frozenset[str]]) -> Iterator[None]:
+    """Context manager: variables hold copies; at its end they hold the objects of before again, and new ones go."""
     try:
+        for (holder, name, value), twin in zip(places, copies, strict=True):
+            if twin is not value:
+                _bind(holder, name, twin)
         yield
     finally:
-        for holder, name, value, before in kept:
-            if isinstance(holder, CellType):
-                holder.cell_contents = _refilled(value, before)
-            else:
-                holder[name] = _refilled(value, before)
+        for holder, name, value in places:
+            if not isinstance(holder, type) or vars(holder).get(name, _ABSENT) is not value:
+                _bind(holder, name, value)
+        for kind, before in classes.items():
+            for name in vars(kind).keys() - before:
+                if not name.startswith("__"):
+                    delattr(kind, name)
 
 
-def _variables(function: FunctionType) -> Iterator[tuple[Any, str, Any]]:
-    """(holder, name, value) of the variables that a function, or one of its module that it calls, has a name for."""
-    scope, seen, todo = function.__globals__, set[CodeType](), [function.__code__]
-    yield from ((vars(function), name, value) for name, value in vars(function).items() if _is_state(value))
-    for cell in function.__closure__ or ():
-        with suppress(ValueError):  # it has no value yet
-            if isinstance(cell.cell_contents, FunctionType):
-                yield from _variables(cell.cell_contents)
-            elif _is_state(cell.cell_contents):
-                yield cell, "", cell.cell_contents
-    names: dict[str, None] = {}
-    while todo:
-        code = todo.pop()
-        if code in seen:
-            continue
-        seen.add(code)
-        todo += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-        for name in code.co_names:
-            value = scope.get(name)
-            if isinstance(value, FunctionType) and value.__globals__ is scope:
-                todo.append(value.__code__)
-            elif name in scope and _is_state(value):
-                names[name] = None
-    yield from ((scope, name, scope[name]) for name in names)
-
-
-def _is_state(value: Any) -> bool:
-    """False for code, which nobody changes: modules, classes and what can be called."""
-    return not isinstance(value, ModuleType) and not callable(value)
-
-
-def _refilled(value: Any, before: Any) -> Any:
-    """``before``, or ``value`` with its content where that is a container, which others may hold as well."""
-    if isinstance(value, list | deque):
-        value.clear()
-        value.extend(before)
-    elif isinstance(value, dict | set):
-        value.clear()
-        value.update(before)
+def _bind(holder: Any, name: str, value: Any) -> None:
+    if isinstance(holder, dict):
+        if value is _ABSENT:
+            holder.pop(name, None)
+        else:
+            holder[name] = value
+    elif value is _ABSENT:
+        delattr(holder, name)
     else:
-        return before
-    return value
+        setattr(holder, name, value)
 
 
-def _functions_of(parts: Sequence[Reward]) -> list[FunctionType]:
-    """The functions of users among the parts of a reward: of a ``FunctionReward``, and methods of classes of theirs."""
-    found: list[Any] = []
-    for part in parts:
-        if isinstance(part, FunctionReward):
-            called = load_function(part.function) if isinstance(part.function, str) else part.function
-            while isinstance(called, partial):
-                called = called.func
-            found += [inspect.unwrap(called)] if isinstance(called, FunctionType) else vars(type(called)).values()
-            found.append(getattr(called, "__func__", None))
-        elif not type(part).__module__.startswith("grpo_pl."):
-            found += vars(type(part)).values()
-    return [function for function in found if isinstance(function, FunctionType)]
+def _variables(called: Sequence[Any], memo: dict[int, Any]) -> tuple[list[_Place], dict[type, frozenset[str]]]:
+    """The variables that functions, objects and classes can change, as far as their modules define them.
+
+    Args:
+        memo: of ``deepcopy``; gets what is not copied, wherever it is held: models, which are large, and bare objects,
+            which are told from others by their identity.
+
+    Returns:
+        (holder, name, value) of each: global variables that their code, and the code of their module that it calls, has
+        a name for (`_ABSENT` without a value), variables of closures, attributes and defaults of functions, attributes
+        of classes; and the classes with the names of their attributes.
+    """
+    memo[id(_ABSENT)] = _ABSENT
+    own = set(map(_home, called))
+    places: list[_Place] = []
+    classes: dict[type, frozenset[str]] = {}
+    todo, seen = list(called), dict[int, Any]()
+    while todo:
+        thing = todo.pop()
+        if id(thing) in seen:
+            continue
+        seen[id(thing)] = thing
+        held: list[_Place] = []
+        if isinstance(thing, partial):
+            todo.append(thing.func)
+        elif isinstance(thing, MethodType):
+            todo += [thing.__func__, thing.__self__]
+        elif isinstance(thing, staticmethod | classmethod):
+            todo.append(thing.__func__)
+        elif isinstance(thing, property):
+            todo += [thing.fget, thing.fset]
+        elif isinstance(thing, type):
+            for kind in thing.__mro__:
+                if kind.__module__ in own and kind not in classes:
+                    classes[kind] = frozenset(vars(kind))
+                    held += [(kind, name, value) for name, value in vars(kind).items() if name != "_abc_impl"]
+        elif isinstance(thing, FunctionType):
+            todo.append(getattr(thing, "__wrapped__", None))
+            if (scope := thing.__globals__).get("__name__") in own:
+                places += [
+                    (thing, name, getattr(thing, name)) for name in ("__defaults__", "__kwdefaults__", "__dict__")
+                ]
+                held += [(scope, name, scope.get(name, _ABSENT)) for name in _names(thing.__code__)]
+                for cell in thing.__closure__ or ():
+                    try:
+                        held.append((cell, "cell_contents", cell.cell_contents))
+                    except ValueError:  # it has no value yet
+                        places.append((cell, "cell_contents", _ABSENT))
+        else:
+            todo += [type(thing), inspect.getattr_static(thing, "__wrapped__", None)]
+        todo += [value for _, _, value in held]
+        memo.update((id(value), value) for _, _, value in held if type(value) is object or isinstance(value, nn.Module))
+        places += [place for place in held if _is_state(*place)]
+    return places, classes
+
+
+def _home(called: Any) -> str:
+    """The name of the module that defines a function, class or object."""
+    while isinstance(called, partial | MethodType):
+        called = called.func if isinstance(called, partial) else called.__func__
+    called = called if isinstance(called, type) else inspect.unwrap(called)
+    if isinstance(called, FunctionType):
+        return str(called.__globals__.get("__name__"))
+    return str((called if isinstance(called, type) else type(called)).__module__)
+
+
+def _names(code: CodeType) -> set[str]:
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _is_state(holder: Any, name: str, value: Any) -> bool:
+    """False for what no call changes, such as code; even a constant's variable may be bound to another value."""
+    if isinstance(holder, type) and (name.startswith("__") or hasattr(type(value), "__get__")):
+        return False
+    return not isinstance(value, ModuleType | FunctionType | BuiltinFunctionType | type)
 
 
 @contextmanager
@@ -248,8 +321,8 @@ def _random_states_kept() -> Iterator[None]:
 
 
 @contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Context manager that raises `_TooLong` when the time is up, in a main thread; elsewhere nothing can."""
+def _time_limit(until: float) -> Iterator[None]:
+    """Context manager that raises `_TooLong` at the time ``until``, in a main thread; elsewhere nothing can."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -257,6 +330,8 @@ def _time_limit(seconds: float) -> Iterator[None]:
     def stop(*_: Any) -> None:
         raise _TooLong
 
+    if (seconds := until - time.monotonic()) <= 0.0:
+        raise _TooLong
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
