@@ -21,7 +21,7 @@ from grpo_pl.cli.trainer import TrainerParser
 from grpo_pl.config.objects import read_tree, values_of
 from grpo_pl.distributed.strategy import is_first_process
 from grpo_pl.training.checks import check_extras, check_length, check_precision, check_strategy
-from grpo_pl.training.reward_model import PreferenceData, RewardModelModule
+from grpo_pl.training.reward_model import PreferenceData, RewardModelModule, check_not_split
 
 
 def trains_reward_model(args: Sequence[str]) -> bool:
@@ -80,6 +80,7 @@ class RewardModelCLI(LightningCLI):
         check_length(trainer["max_epochs"], trainer["max_steps"])
         check_precision(str(trainer["precision"]))
         check_strategy(trainer["strategy"])
+        check_not_split(trainer["strategy"])
         check_extras([*as_list(trainer["callbacks"]), *as_list(trainer["plugins"])])
         self.model.check(self.datamodule)
         configs = given.config or []
@@ -97,7 +98,9 @@ class RewardModelCLI(LightningCLI):
         trainer["logger"] = run_loggers(self.folder, as_list(trainer["logger"]))
         trainer["default_root_dir"] = str(self.folder.path)
         follow_launcher(trainer)
-        return super().instantiate_trainer(**kwargs)
+        made = super().instantiate_trainer(**kwargs)
+        self.datamodule.check_shares(made.num_devices * made.num_nodes)
+        return made
 
     def after_fit(self) -> None:
         self.model.export(self.folder.export)

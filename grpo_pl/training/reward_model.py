@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.strategies import Strategy
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, SequentialSampler
 
@@ -24,6 +27,7 @@ from grpo_pl.functional.preferences import agreements, bradley_terry_loss
 from grpo_pl.policy.loading import PolicyConfig, load_tokenizer, model_config, switch_dropout_off
 from grpo_pl.policy.tokenizer import known_characters, lacking_characters, shown_characters
 from grpo_pl.rewards.pretrained import load_pretrained
+from grpo_pl.training.metrics import StepLog
 from grpo_pl.training.optimization import Optimization
 
 if TYPE_CHECKING:
@@ -32,22 +36,26 @@ if TYPE_CHECKING:
 
 def load_classifier(config: PolicyConfig, tokenizer: PreTrainedTokenizerBase, *, weights: bool = True) -> Any:
     """A sequence classifier with one label, from scratch or from a saved model, of which a causal language model gets a
-    new head; in training mode with dropout set to zero.
+    new head; in training mode with dropout set to zero. Its weights have ``config.dtype``, whatever the files hold.
 
     Raises:
         ValueError: no such classifier can be built or loaded.
     """
-    from transformers import AutoModelForSequenceClassification
+    from transformers import AutoModelForSequenceClassification as Classifier
 
+    options: dict[str, Any] = {"attn_implementation": config.attn_implementation} if config.attn_implementation else {}
     if config.source is not None and weights:
-        model = load_pretrained(AutoModelForSequenceClassification, config.source, head="score", num_labels=1)
+        dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
+        model = load_pretrained(Classifier, config.source, head="score", num_labels=1, dtype=dtype, **options)
     else:
         settings = model_config(config, tokenizer, config.source)
         settings.num_labels = 1
+        of_config = getattr(settings, "dtype", None) or torch.float32
+        dtype = of_config if config.dtype == "auto" else getattr(torch, config.dtype)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.init_seed)
             try:
-                model = AutoModelForSequenceClassification.from_config(settings)
+                model = Classifier.from_config(settings, dtype=dtype, **options)
             except Exception as error:  # of transformers, whose message names all models that there are
                 why = " ".join(str(error).split())[:120]
                 raise ValueError(f"no {settings.model_type} model scores texts: model.classifier: {why}") from error
@@ -74,8 +82,18 @@ def pair_scores(
     return chosen, rejected
 
 
+def check_not_split(strategy: Strategy | str) -> None:
+    """Refuses tensor parallelism, under which processes that share layers would be given different pairs."""
+    size = getattr(strategy, "tensor_parallel_size", 1)
+    if size > 1:
+        raise ValueError(
+            f"trainer.strategy.tensor_parallel_size is {size}, but a reward model's layers are not split: set it to 1."
+        )
+
+
 class RewardModelModule(LightningModule):
-    """Minimises the Bradley–Terry loss on pairs of completions; one training batch is one optimiser step.
+    """Minimises the Bradley–Terry loss on pairs of completions; one training batch is one optimiser step. A step whose
+    loss or gradient is not finite is skipped; ``optimization.max_skipped_updates`` of them in a row end the run.
 
     Args:
         classifier: the model: a ``path``, or ``from_scratch``.
@@ -104,6 +122,7 @@ class RewardModelModule(LightningModule):
         self.agreement: tuple[float, float, float] | None = None
         """Share of held-out pairs that the last validation agreed with, and the ends of its 95 % interval."""
         self._counted = torch.zeros(3, dtype=torch.float64)  # agreements, losses, pairs
+        self._step_log = StepLog((), ())
 
     # --- building ---------------------------------------------------------------------------------------------------
 
@@ -112,6 +131,7 @@ class RewardModelModule(LightningModule):
             return
         build = partial(load_classifier, self.classifier_config, self.tokenizer)
         strategy = self.trainer.strategy
+        check_not_split(strategy)
         self.model = build_once(build) if isinstance(strategy, FSDP2Strategy) else build()
         if self.activation_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -146,15 +166,18 @@ class RewardModelModule(LightningModule):
         optimizer.zero_grad(set_to_none=True)
         self.manual_backward(loss)
         norm = self.optimization.clip_gradients(self.parameters())
-        optimizer.step()
         right, count = (
             agreements(chosen.detach(), rejected.detach()).sum(),
             torch.tensor(len(batch), device=self.device),
         )
         found = self.collective.ratios({"loss": (loss.detach() * len(batch), count), "agreement": (right, count)})
+        taken = bool(torch.isfinite(norm)) and math.isfinite(found["loss"])  # the same on all processes
+        if taken:
+            optimizer.step()
         for logger in self.loggers:
             rate = self.optimization.lr_at(step, total)
             logger.log_metrics({**found, "grad_norm": float(norm), "lr": rate}, step=step + 1)
+        self._step_log.check_divergence([taken], self.optimization.max_skipped_updates)
         self._data.completed_rollouts += 1
 
     def validation_step(self, batch: list[Preference], batch_idx: int) -> None:
@@ -180,6 +203,12 @@ class RewardModelModule(LightningModule):
         """Nothing is drawn ahead; for `RolloutCheckpoint`."""
         return {}
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint |= self._step_log.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self._step_log.load_state_dict(checkpoint)
+
     def export(self, folder: Path) -> None:
         """Writes model and tokenizer for `ModelReward` and ``transformers``; all processes call it."""
         assert self.model is not None
@@ -199,12 +228,13 @@ class RewardModelModule(LightningModule):
 def save_classifier(
     config: Any, weights: dict[str, Any], tokenizer: PreTrainedTokenizerBase, folder: Path, is_first: bool
 ) -> None:
-    """Writes a classifier's folder, which takes the place of an earlier one; only where ``is_first``."""
+    """Writes a classifier's folder in the type of its weights, in the place of an earlier one; where ``is_first``."""
     from transformers import AutoModelForSequenceClassification
 
     if not is_first:
         return
-    model = AutoModelForSequenceClassification.from_config(config)
+    dtype = next(weight.dtype for weight in weights.values() if weight.is_floating_point())
+    model = AutoModelForSequenceClassification.from_config(config, dtype=dtype)
     model.load_state_dict(weights)
     with staged_folder(folder) as staging, system_errors():
         model.save_pretrained(staging)
@@ -237,11 +267,17 @@ class PreferenceData(LightningDataModule):
     def batch(self, step: int) -> list[Preference]:
         """This process's pairs of a step."""
         rank, world = self._rank_and_world()
-        if self.pairs_per_step % world:
-            raise ValueError(f"data.pairs_per_step={self.pairs_per_step} does not divide among {world} processes.")
+        self.check_shares(world)
         drawn = draw_in_passes(self.train_pairs, step=step, count=self.pairs_per_step, seed=self.seed)
         share = self.pairs_per_step // world
         return drawn[rank * share : (rank + 1) * share]
+
+    def check_shares(self, world: int) -> None:
+        """Refuses pairs of a step that ``world`` processes cannot share equally."""
+        if self.pairs_per_step % world:
+            raise ValueError(
+                f"data.pairs_per_step={self.pairs_per_step} does not divide among {world} processes: set a multiple."
+            )
 
     def train_dataloader(self) -> DataLoader[list[Preference]]:
         steps = _Steps(self)
@@ -257,10 +293,29 @@ class PreferenceData(LightningDataModule):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"completed_rollouts": self.completed_rollouts}
+        return {"completed_rollouts": self.completed_rollouts, "order": self._order}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self.trainer is not None and self.trainer.training:
+            self.require_unchanged(state_dict)
         self.completed_rollouts = state_dict["completed_rollouts"]
+
+    def require_unchanged(self, state_dict: Mapping[str, Any]) -> None:
+        """Refuses to go on from a state with other steps: other training pairs, or another size or order of steps."""
+        before: Mapping[str, Any] = state_dict.get("order", {})
+        if changed := [name for name, value in self._order.items() if before.get(name, value) != value]:
+            raise ValueError(
+                f"{' and '.join(f'data.{name}' for name in changed)} changed since this run began: restore what was "
+                "there, or begin a run of another --name."
+            )
+
+    @cached_property
+    def _order(self) -> dict[str, str | int]:
+        """All that the pairs of a step depend on, by the field that it comes from."""
+        digest = hashlib.blake2b(digest_size=16)
+        for pair in self.train_pairs:
+            digest.update(repr(tuple(pair)).encode())
+        return {"pairs": digest.hexdigest(), "pairs_per_step": self.pairs_per_step, "seed": self.seed}
 
     def _rank_and_world(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from grpo_pl.data.preferences import BrevityPreferences
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.rewards import ModelReward
-from grpo_pl.training.reward_model import RewardModelModule, load_classifier, pair_scores
+from grpo_pl.training.reward_model import RewardModelModule, load_classifier, pair_scores, save_classifier
 
 SHAPE = {
     "model_type": "qwen2",
@@ -87,6 +87,34 @@ def test_a_resumed_run_is_the_same_to_the_bit(
     assert all(torch.equal(weights[name], again[name]) for name in weights)
 
 
+def test_a_run_does_not_go_on_with_other_steps(trained: Path, command_line: Any) -> None:
+    checkpoint = trained / "checkpoints" / "rollout-000006.ckpt"
+    fit = ("fit", "--config", _config(command_line.folder), "--ckpt_path", checkpoint, "--name=other")
+    run = command_line(*fit, "--data.seed=1", "--data.pairs.init_args.seed=1")
+    assert run.status == 1 and "data.pairs and data.seed changed since this run began" in run.err, run.err
+    assert not (command_line.runs / "other").exists()
+
+
+def test_steps_that_are_not_finite_end_the_run(command_line: Any, read_metrics: Callable[..., Any]) -> None:
+    settings = ("--model.optimization.lr=1e36", "--model.optimization.max_skipped_updates=2", "--name=diverged")
+    run = command_line("fit", "--config", _config(command_line.folder), *settings)
+    assert run.status == 1 and "2 updates in a row had a loss or gradient that is not finite" in run.err, run.err
+    assert len([row for row in read_metrics(command_line.runs / "diverged" / "metrics.csv") if "loss" in row]) < 12
+
+
+def test_a_classifier_has_the_type_that_its_settings_name(tmp_path: Path) -> None:
+    config = PolicyConfig(from_scratch=SHAPE, dtype="bfloat16", attn_implementation="eager")
+    model = load_classifier(config, tokenizer := load_tokenizer(config))
+    assert model.dtype == torch.bfloat16 and model.config._attn_implementation == "eager"
+    save_classifier(model.config, model.state_dict(), tokenizer, tmp_path / "model", True)
+    for dtype, attention in (("float32", "eager"), ("auto", "sdpa")):
+        saved = PolicyConfig(path=str(tmp_path / "model"), dtype=dtype, attn_implementation=attention)  # type: ignore[arg-type]
+        for weights in (True, False):
+            model = load_classifier(saved, tokenizer, weights=weights)
+            assert model.dtype == (torch.float32 if dtype == "float32" else torch.bfloat16)
+            assert model.config._attn_implementation == attention
+
+
 def test_scores_do_not_depend_on_padding() -> None:
     config = PolicyConfig(from_scratch=SHAPE)
     module = RewardModelModule(config, max_length=96)
@@ -118,6 +146,14 @@ def _faults(folder: Path) -> dict[str, tuple[dict[str, Any], str]]:
         "odd characters": (
             pairs("odd", *({**good, "prompt": f"\N{GREEK SMALL LETTER PI}{i}"} for i in range(50))),
             "lacks",
+        ),
+        "split layers": (
+            {"trainer": yaml.safe_load(Path("configs/strategy/tensor_parallel.yaml").read_text())["trainer"]},
+            "tensor_parallel_size is 2, but a reward model's layers are not split",
+        ),
+        "unequal shares": (
+            {"trainer": {"devices": 3, "strategy": "ddp"}},
+            "data.pairs_per_step=16 does not divide among 3 processes",
         ),
         "no classifier": ({"model": {"classifier": {"from_scratch": {"model_type": "mamba2"}}}}, "scores texts"),
         "no model": ({"model": {"classifier": {"path": str(policy)}}}, "cannot load the model"),
