@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -16,13 +17,14 @@ from grpo_pl.distributed.collective import Collective
 from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.functional.estimates import wilson_interval
 from grpo_pl.functional.preferences import agreements, bradley_terry_loss
+from grpo_pl.functional.sampling import row_key
 from grpo_pl.rewards.base import Reward, needs_of
 from grpo_pl.rewards.batch import score_one
 from grpo_pl.rewards.model import ModelReward
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.module import GRPOModule
-from grpo_pl.training.optimization import Optimization
+from grpo_pl.training.optimization import Optimization, TrainingDiverged
 from grpo_pl.training.progress import stopwatch
 from grpo_pl.training.reward_model import pair_scores, save_classifier
 
@@ -39,17 +41,21 @@ class RenewRewardModel(StepCallback):
     higher value; with ``preferences``, the rows that a file has got meanwhile. One pair in four is held out, and the
     newest ``window`` of those say how often the reward model agrees with the preference before it is trained: if the
     95 % interval of that share lies below ``warn_below``, a warning says so once. All processes train on the same pairs
-    of all of them, so that their models stay equal. Weights, optimiser, and held-out pairs are part of checkpoints; at
-    the end of the run the folder ``reward_model`` in the run's folder holds the renewed model.
+    of all of them, in float32, so that their models stay equal. Weights, optimiser, and held-out pairs are part of
+    checkpoints; ``Trainer.validate``, ``test`` and ``predict`` with a checkpoint score with its weights. At the end of
+    the run the folder ``reward_model`` in the run's folder holds the renewed model. A loss or gradient that is not
+    finite ends the run by `TrainingDiverged`.
 
     Metrics of a rollout with a renewal: ``reward_model/agreement`` and ``reward_model/agreement_low`` (the lower end of
-    its interval) on held-out pairs, ``reward_model/loss`` over its steps, ``reward_model/pairs`` that are new.
+    its interval) on held-out pairs, ``reward_model/loss`` over its steps, ``reward_model/pairs`` that are new. For a
+    reward with another name than ``model`` folder and metrics begin with ``reward_NAME``: several can be renewed.
 
     Args:
         reward: name of the `ModelReward` in ``model.rewards``.
         every: rollouts between two renewals.
         judge: a reward, such as ``JudgeReward``: the completion that it values higher is preferred.
-        preferences: instead, a JSON Lines file with ``prompt``, ``chosen`` and ``rejected`` that grows during the run.
+        preferences: instead, a JSON Lines file with ``prompt``, ``chosen`` and ``rejected`` that grows during the run;
+            a last line without its newline waits for the next renewal.
         steps: optimiser steps of a renewal.
         pairs_per_step: pairs of a step.
         lr: AdamW's learning rate.
@@ -89,12 +95,20 @@ class RenewRewardModel(StepCallback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._reward_of(cast(GRPOModule, pl_module))
+        if stage == "fit" and self.judge is not None:
+            self.judge.check()
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Scores with the weights of the checkpoint that ``validate``, ``test`` or ``predict`` was given."""
+        if self._restored is not None:
+            self._restored_model(pl_module)
+
+    on_test_start = on_predict_start = on_validation_start
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        model, _ = self._reward_of(cast(GRPOModule, pl_module)).loaded
+        model = self._restored_model(pl_module)
         self._optimizer = self.optimization.build(model.parameters())
         if self._restored is not None:
-            model.load_state_dict(self._restored["weights"])
             self._optimizer.load_state_dict(self._restored["optimizer"])
             self._restored = None
         self._model = model
@@ -103,19 +117,26 @@ class RenewRewardModel(StepCallback):
         if (experience.samples.step + 1) % self.every:
             return {}
         module, seconds = cast(GRPOModule, pl_module), dict[str, float]()
-        with stopwatch(seconds, "reward_model"):
+        with stopwatch(seconds, self._prefix):
             fresh = self._fresh_pairs(experience, module)
             found = self._renew(self._reward_of(module), fresh, seed=module.seed)
-        return {**found, "time/reward_model": seconds["reward_model"]}
+        return {
+            **{f"{self._prefix}/{name}": value for name, value in found.items()},
+            f"time/{self._prefix}": seconds[self._prefix],
+        }
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         model, tokenizer = self._reward_of(cast(GRPOModule, pl_module)).loaded
-        folder = Path(trainer.default_root_dir) / "reward_model"
+        folder = Path(trainer.default_root_dir) / self._prefix
         save_classifier(model.config, model.state_dict(), tokenizer, folder, trainer.is_global_zero)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self.judge is not None:
             self.judge.close()
+
+    @property
+    def state_key(self) -> str:
+        return self._generate_state_key(reward=self.reward)
 
     def state_dict(self) -> dict[str, Any]:
         tensors = self._restored
@@ -133,6 +154,18 @@ class RenewRewardModel(StepCallback):
 
     # --- a renewal --------------------------------------------------------------------------------------------------
 
+    @property
+    def _prefix(self) -> str:
+        return f"reward_{self.reward}"
+
+    def _restored_model(self, module: LightningModule) -> Any:
+        """The reward's model in float32, in which small updates are not lost, with the weights of a checkpoint."""
+        model, _ = self._reward_of(cast(GRPOModule, module)).loaded
+        model.float()
+        if self._restored is not None:
+            model.load_state_dict(self._restored["weights"])
+        return model
+
     def _reward_of(self, module: GRPOModule) -> ModelReward:
         found = next((reward for reward in module.rewards if reward.name == self.reward), None)
         if not isinstance(found, ModelReward):
@@ -146,8 +179,12 @@ class RenewRewardModel(StepCallback):
         """The new pairs of all processes, in the order of the global batch."""
         collective: Collective = module.collective
         if self.preferences is not None:
-            mine = read_preferences(self.preferences, skip=self._rows) if collective.rank == 0 else []
-            pairs = collective.gather_objects(mine)[0]
+            file, device = self.preferences, experience.rollout.completion_ids.device
+
+            def read() -> list[Preference]:
+                return read_preferences(file, skip=self._rows, may_be_cut_short=True) if collective.rank == 0 else []
+
+            pairs = collective.gather_objects(collective.scored(read, device))[0]
             self._rows += len(pairs)
             return pairs
         assert self.judge is not None
@@ -173,23 +210,26 @@ class RenewRewardModel(StepCallback):
         assert self._optimizer is not None
         self._held_out = [*self._held_out, *fresh[::HELD_OUT_EVERY]][-self.window :]
         training = [pair for i, pair in enumerate(fresh) if i % HELD_OUT_EVERY]
-        found = {"reward_model/pairs": float(len(fresh)), **self._agreement(reward)}
+        found = {"pairs": float(len(fresh)), **self._agreement(reward)}
         model, tokenizer = reward.loaded
         losses = []
+        order = row_key(seed, "renewal", self._renewals)
         for step in range(self.steps if training else 0):
-            number = self._renewals * self.steps + step
-            batch = draw_in_passes(
-                training, step=step, count=min(self.pairs_per_step, len(training)), seed=seed + number
-            )
+            batch = draw_in_passes(training, step=step, count=min(self.pairs_per_step, len(training)), seed=order)
             loss = bradley_terry_loss(*pair_scores(model, tokenizer, batch, max_length=reward.max_length)).mean()
             self._optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            self.optimization.clip_gradients(model.parameters())
+            norm = self.optimization.clip_gradients(model.parameters())
+            if not math.isfinite(loss.item()) or not torch.isfinite(norm):  # on all processes alike
+                raise TrainingDiverged(
+                    f"step {step + 1} of a renewal of the reward model {self.reward!r} has a loss or gradient that is "
+                    "not finite. Lower RenewRewardModel.lr."
+                )
             self._optimizer.step()
             losses.append(loss.item())
         self._optimizer.zero_grad(set_to_none=True)
         self._renewals += 1
-        return found | ({"reward_model/loss": sum(losses) / len(losses)} if losses else {})
+        return found | ({"loss": sum(losses) / len(losses)} if losses else {})
 
     @torch.no_grad()
     def _agreement(self, reward: ModelReward) -> dict[str, float]:
@@ -209,4 +249,4 @@ class RenewRewardModel(StepCallback):
                 "held-out pairs: the policy may have learnt to please it. Renew it more often (every), with more "
                 "steps, or give it a lower weight."
             )
-        return {"reward_model/agreement": right / count, "reward_model/agreement_low": low}
+        return {"agreement": right / count, "agreement_low": low}

@@ -24,12 +24,13 @@ class Preference(NamedTuple):
     rejected: str
 
 
-def read_preferences(path: str | Path, *, skip: int = 0) -> list[Preference]:
+def read_preferences(path: str | Path, *, skip: int = 0, may_be_cut_short: bool = False) -> list[Preference]:
     """Reads JSON Lines with ``prompt``, ``chosen`` and ``rejected``: texts, or lists of chat messages, of which the
     contents are joined by newlines, as TRL's ``RewardTrainer`` reads them as well. Other keys are ignored.
 
     Args:
         skip: rows at the beginning that are left out.
+        may_be_cut_short: leave out a last line that lacks its newline, which somebody may be writing.
 
     Raises:
         ValueError: no such file, or a line that is no such pair or whose completions are equal, by its number.
@@ -38,7 +39,7 @@ def read_preferences(path: str | Path, *, skip: int = 0) -> list[Preference]:
     if not file.is_file():
         raise ValueError(f"preferences: no such file: {file}")
     found = []
-    for number, line in enumerate(read_lines(file)):
+    for number, line in enumerate(read_lines(file, may_be_cut_short=may_be_cut_short)):
         if number < skip:
             continue
         try:
