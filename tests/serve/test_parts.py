@@ -134,11 +134,14 @@ def test_a_request_that_litserve_would_answer_wrongly_is_refused(serving: LitSer
         "n: LitServe": {"n": 2, "seed": 1},
         "logprobs": {"logprobs": True},
         "tempature": {"tempature": 1},
+        "messages.0.mood": {"messages": [{**MESSAGES[0], "mood": "x"}]},
         "max_tokens": {"max_tokens": 10**6},
     }
     for told, fields in bad.items():
         answer = serving.http.post("/v1/chat/completions", json={"messages": MESSAGES, **fields})
         assert answer.status_code == 400 and answer.json()["detail"].startswith(told)
+    null = serving.http.post("/v1/chat/completions", json={"messages": MESSAGES, "n": None, "max_tokens": 2})
+    assert null.status_code == 200 and len(null.json()["choices"]) == 1
     with pytest.raises(openai.APIError, match="max_tokens"):
         list(serving.openai().chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=10**6, stream=True))
 
