@@ -65,7 +65,7 @@ def test_before_the_first_rollout_there_is_nothing_to_save(command_line: Any, tm
     outcome = command_line("fit", "--config", config)
     line = f"ZeroDivisionError: division by zero, raised by the reward function '{file}:broken' ({file}, line 2)"
     assert outcome.status == 1
-    tried = "reward 'function' failed before the start, on 4 texts that try it: "
+    tried = "reward 'function' failed before the start, on 8 texts that try it: "
     assert outcome.err.splitlines()[-1] == f"grpo-pl fit: error: {tried}{line}"
     function["init_args"]["on_error"] = "none"
     config = command_line.config("first", model__rewards=[CORRECT, function], data__steps=1)
