@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -90,11 +91,14 @@ class AgentSession:
         self.over = ""
         """The limit that was reached; all further calls are refused with it."""
         self._lock = threading.Lock()
-        self._calls: dict[bytes, AgentCall] = {}
+        self._calls: dict[bytes, AgentCall] = {}  # the latest of each content
+        self._unanswered: list[AgentCall] = []
         self._history: list[_Said] = []
         self._tools: list[dict[str, Any]] | None = None
         self.answers = 0
         """Answers of the policy so far."""
+        self.unsupported = ""
+        """The first refusal of a field that we do not support; the agent's fault, and never the policy's."""
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.session = self
 
@@ -126,6 +130,8 @@ class AgentSession:
             return refusal(400, error.message, code=error.code)
         except ValidationError as error:
             message, param, code = field_fault(error.errors(include_url=False, include_input=False)[0])
+            if code in ("unsupported_parameter", "unknown_parameter"):
+                self.unsupported = self.unsupported or f"the refusal of a request: {message}"[:200]
             return refusal(400, message, code=code, param=param)
         return self._asked(request, body, again=str(headers.get("x-stainless-retry-count", "0")) != "0")
 
@@ -137,6 +143,7 @@ class AgentSession:
             call = self._calls.get(digest) if again else None
             if call is None:
                 call = self._calls[digest] = AgentCall(request, digest)
+                self._unanswered.append(call)
                 for name in request.in_vain:
                     self._warn(f"an agent sets {name}, which has no effect: sampling is the run's.")
                 self.events.put(call)
@@ -155,7 +162,7 @@ class AgentSession:
         except MalformedJson as error:
             return refusal(400, error.message, code=error.code)
         except ValueError as error:
-            return refusal(409, str(error), code="reward_refused", param="reward")
+            return refusal(400, str(error), code="reward_refused", param="reward")  # OpenAI's clients retry a 409
         return Reply(200, "{}")
 
     def pay(self, value: Any) -> None:
@@ -214,8 +221,11 @@ class AgentSession:
         said = tuple((made.name, json.dumps(json.loads(made.arguments), sort_keys=True)) for made in calls)
         self._history.append(_Said("assistant", text.strip(), said))
         self.answers += 1
+        calls = [made._replace(id=f"call_{self.answers}_{at}") for at, made in enumerate(calls)]  # equal in each run
         reason = "tool_calls" if calls else "length" if drawn.get("finish_reason") == "length" else "stop"
         usage = answers.usage(int(drawn.get("prompt_tokens", 0)), int(drawn.get("completion_tokens", 0)))
+        with self._lock:
+            self._unanswered = [each for each in self._unanswered if each is not call]
         call.answer(_written(request, text, calls, reason, usage, number=self.answers))
         return any(found.fault for found in self.parser.calls(action, offered)) if offered else False
 
@@ -223,9 +233,9 @@ class AgentSession:
         """Refuses all calls from now on, those that wait among them."""
         with self._lock:
             self.over = limit
-            for call in self._calls.values():
-                if not call.answered.is_set():
-                    call.answer(refusal(400, limit, code="session_limit"))
+            for call in self._unanswered:
+                call.answer(refusal(400, limit, code="session_limit"))
+            self._unanswered.clear()
 
     def close(self) -> None:
         self._server.socket.close()
@@ -304,6 +314,11 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
     session: AgentSession
+
+    def server_bind(self) -> None:
+        """Binds without the name of this machine, for which some systems ask the network."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = "127.0.0.1", int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hangs up is no fault of ours; nothing reads what this process prints."""

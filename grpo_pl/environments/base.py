@@ -160,6 +160,11 @@ class Environment(ABC):
         return ""
 
     @property
+    def passed(self) -> Sequence[str]:
+        """Names of variables of the training's environment that the processes of its episodes get."""
+        return ()
+
+    @property
     def writes_prompt(self) -> bool:
         """True if :meth:`reset` returns the whole prompt, as messages, and in ``info`` its ``tools`` and their text
         ``told_tools``; the question is not asked otherwise. ``info["max_tokens"]`` then limits the next action, and

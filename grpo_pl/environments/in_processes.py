@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import pickle
 import secrets
 import select
 import socket
 import sys
+import sysconfig
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, get_args
 
 from grpo_pl.environments.base import Blame, Environment, EnvironmentMistake, Status, Transition, failed, read_step
@@ -22,6 +25,8 @@ from grpo_pl.processes.variables import clean_environment
 
 FIXED = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """Orders of sets are part of what episodes show; and hundreds of processes share the machine."""
+_OF_AN_INTERPRETER = frozenset({"PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV"})
+"""Variables that lead an interpreter to the libraries of another."""
 
 
 @dataclass
@@ -68,15 +73,24 @@ class Processes:
                 f"environment {name} cannot be sent to a process of its own ({error}): put it and its functions at the "
                 "top of a module, or set isolation to 'thread'."
             ) from error
-        self._fork_server = ChildProcess(
-            "grpo_pl.environments.fork_server:main",
-            environment=clean_environment() | FIXED,
-            python=self.prototype.interpreter,
-            patience_s=10.0,  # to end the processes of episodes, with all that these have started
-        )
-        path = [str(folder) for folder in sys.path]
-        if self.prototype.interpreter:  # which has its own libraries
-            path = [folder for folder in path if not folder.startswith((sys.prefix, sys.base_prefix))]
+        interpreter, passed = self.prototype.interpreter, frozenset(self.prototype.passed)
+        if missing := sorted(passed - os.environ.keys()):
+            raise ValueError(f"passed: the environment of the training has no variable {', '.join(missing)}.")
+        variables, path = clean_environment(passed) | FIXED, [str(folder) for folder in sys.path]
+        if interpreter:  # which has its own libraries
+            variables = {name: value for name, value in variables.items() if name not in _OF_AN_INTERPRETER - passed}
+            path = [folder for folder in path if not _is_of_this_interpreter(Path(folder))]
+        try:
+            self._fork_server = ChildProcess(
+                "grpo_pl.environments.fork_server:main",
+                environment=variables,
+                python=interpreter,
+                patience_s=10.0,  # to end the processes of episodes, with all that these have started
+            )
+        except OSError as error:
+            raise ValueError(
+                f"the process for {name} cannot be started with {interpreter or sys.executable}: {error}."
+            ) from error
         settings = {
             "path": path,
             "keeps_path": bool(self.prototype.interpreter),
@@ -194,6 +208,15 @@ class Processes:
         except ConnectionError:
             pass
         return at_fault(self.prototype, method, "killed", f"its process ended during {method}")
+
+
+def _is_of_this_interpreter(folder: Path) -> bool:
+    """True for its standard library and the packages installed for it, not for a project that has them inside."""
+    standard = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
+    return not {"site-packages", "dist-packages"}.isdisjoint(folder.parts) or any(
+        folder == each or folder in (each / "lib-dynload", each.parent / f"{each.name.replace('.', '')}.zip")
+        for each in standard
+    )
 
 
 def _restored(body: bytes, key: str) -> Transition:

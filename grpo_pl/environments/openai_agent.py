@@ -58,13 +58,17 @@ class AgentEnvironment(Environment):
     on_agent_error: Literal["zero", "leave_out"] = "zero"
     """An agent that raises, dies or hangs after the policy's first answer: the session counts 0, so that malformed
     answers do not escape; or it leaves the loss, for agents that are known to be flaky."""
-    on_rewrite: Literal["leave_out"] = "leave_out"
-    """A session whose calls do not continue each other leaves the loss."""
+    on_rewrite: Literal["zero", "leave_out"] = "zero"
+    """A call after the policy's first answer that does not continue the conversation: the session counts 0, so that an
+    agent's second attempt at a malformed answer is no way out; or it leaves the loss."""
     python: str = ""
     """Interpreter of the agent, such as ``/path/of/a/venv/bin/python``, where its libraries clash with those of the
     training; it needs pydantic. Empty takes the one of the training."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables of the agent, beside PATH, HOME and the like."""
+    """Environment variables of the agent, beside PATH, HOME and the like. They stand in the run's ``config.yaml``: no
+    place for a secret."""
+    passed: Sequence[str] = ()
+    """Names of variables that the agent gets from the environment of the training, such as a key."""
     blame: Blame = field(default="environment", init=False)
 
     def __post_init__(self) -> None:
@@ -72,12 +76,24 @@ class AgentEnvironment(Environment):
             raise ValueError("give either agent, a function, or command, a program and its arguments.")
         if isinstance(self.command, str):
             raise ValueError(f"command must be a list such as [node, agent.js], got {self.command!r}.")
-        if self.python and not os.access(self.python, os.X_OK):
+        if self.python and self.command:
+            raise ValueError(f"python is for an agent that is a function; put {self.python!r} first in command.")
+        if self.python and not (os.path.isfile(self.python) and os.access(self.python, os.X_OK)):
             raise ValueError(f"python: there is no interpreter {self.python!r}.")
+        if isinstance(self.passed, str):
+            raise ValueError(f"passed must be a list of names of variables, got {self.passed!r}.")
+        for name, known in (
+            ("rewarded_by", ("rewards", "agent")),
+            ("on_agent_error", ("zero", "leave_out")),
+            ("on_rewrite", ("zero", "leave_out")),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be {' or '.join(known)}, got {getattr(self, name)!r}.")
         if self.isolation != "process":
             raise ValueError(f"isolation must be process, because agents are killed, got {self.isolation!r}.")
         self.blame = "policy" if self.on_agent_error == "zero" else "environment"
         self._session: AgentSession | None = None
+        self._process: AgentProcess | None = None
         self._waiting: AgentCall | None = None
 
     @property
@@ -111,9 +127,14 @@ class AgentEnvironment(Environment):
                 )
             return
         os.environ.update(self.variables)
-        parameters = inspect.signature(resolved(self.agent)).parameters
-        if len(parameters) < 3 and not any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
-            raise ValueError(f"agent {self.agent!r} must take (task, base_url, api_key), and takes {list(parameters)}.")
+        signature = inspect.signature(resolved(self.agent))
+        taken = list(signature.parameters)
+        try:
+            signature.bind({}, "", "", **({"reward_key": ""} if self.pays and "reward_key" in taken else {}))
+        except TypeError as error:
+            raise ValueError(
+                f"agent {self.agent!r} must take (task, base_url, api_key), and takes {taken}: {error}."
+            ) from error
         if "openai" in sys.modules:
             # its first request imports and builds much, which each session would do again; nobody answers there
             with suppress(Exception):
@@ -122,10 +143,8 @@ class AgentEnvironment(Environment):
 
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> tuple[Observation, Mapping[str, Any]]:
         session = self._session = AgentSession(self.parser, takes_reward=self.pays)
-        if self.pays:
-            forbid_inspection()  # of the agent's process as well, which holds the reward key
+        forbid_inspection()  # of a function's process as well, which is a fork of this one and holds the keys
         self._process = AgentProcess(self, session, {**row, "seed": seed})
-        forbid_inspection()
         session.serve()
         observation, _, ended, _, info = self._next()
         if ended:
@@ -156,8 +175,9 @@ class AgentEnvironment(Environment):
         return self._reward()
 
     def close(self) -> None:
-        if self._session is not None:
+        if self._process is not None:
             self._process.kill()
+        if self._session is not None:
             self._session.close()
 
     def _next(self) -> Step:
@@ -168,7 +188,12 @@ class AgentEnvironment(Environment):
         if not isinstance(event, AgentCall):
             return "", self._reward(), True, False, {"warnings": session.warnings}
         self._waiting = event
-        observation = session.observation(event.request)
+        try:
+            observation = session.observation(event.request)
+        except EpisodeEnded as end:
+            if session.answers and self.on_rewrite == "zero":
+                end.blame = "policy"
+            raise
         info: dict[str, Any] = {"warnings": session.warnings} if session.warnings else {}
         session.warnings = []
         if event.request.length is not None:
@@ -182,9 +207,11 @@ class AgentEnvironment(Environment):
             EpisodeEnded: it failed, or there is none.
         """
         session = self._session
-        assert session is not None
+        assert session is not None and self._process is not None
         status, detail, value = self._process.result()
-        if status != "ok":
+        if status != "ok" and session.reward is None:
+            if session.unsupported:  # the agent's own request, whatever the policy had written
+                raise EpisodeEnded(status, f"{detail} after {session.unsupported}", "environment")
             raise EpisodeEnded(status, detail, self.blame if session.answers else "environment")
         if not self.pays:
             return 0.0
@@ -205,6 +232,7 @@ class AgentProcess:
     def __init__(self, environment: AgentEnvironment, session: AgentSession, task: Mapping[str, Any]) -> None:
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this process
         self._results, results = os.pipe()
+        self._status: int | None = None  # until it has ended
         access = {"OPENAI_BASE_URL": session.base_url, "OPENAI_API_KEY": session.key}
         variables = {**os.environ, **environment.variables, **access}
         if environment.command:
@@ -278,6 +306,7 @@ class AgentProcess:
             answer = {}
         if "raised" in answer:
             return "raised", str(answer["raised"]), None
+        assert self._status is not None
         if self._status == 0:
             return "ok", "", answer.get("returned")
         self._output.seek(max(0, self._output.seek(0, os.SEEK_END) - 400))
@@ -286,8 +315,9 @@ class AgentProcess:
         return ("killed" if self._status < 0 else "raised"), how, None
 
     def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        if self._status is None:  # else its number may be that of another process by now
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
 
 def _limit_program() -> None:
@@ -312,8 +342,12 @@ def _call(function: Callable[..., Any], task: dict[str, Any], session: AgentSess
             import asyncio
 
             returned = asyncio.run(returned)
-        number = None if returned is None else float(returned)
-        answer: dict[str, Any] = {"returned": number}
+        answer: dict[str, Any] = {}
+        if session.takes_reward and returned is not None:
+            try:
+                answer["returned"] = float(returned)
+            except (TypeError, ValueError):
+                answer["returned"] = f"{returned!r:.80}"  # refused where it is paid out
     except BaseException as error:  # somebody else's code may raise anything
         frames = traceback.extract_tb(error.__traceback__)
         where = next(

@@ -78,7 +78,10 @@ def export_policy(
         ).save_pretrained(staging)
         tree = manifest(template, rewards, sampling)
         if environment is not None:
-            tree |= {"environment": dict(environment), "episodes": dict(episodes or {})}
+            given = dict(environment)
+            if str(given.get("class_path")).endswith(".AgentEnvironment"):  # they may hold what is not to be published
+                given["init_args"] = {k: v for k, v in (given.get("init_args") or {}).items() if k != "variables"}
+            tree |= {"environment": given, "episodes": dict(episodes or {})}
         tree["algorithm"] = dict(algorithm or {})
         tree |= {"precision": precision, "decoder": decoder}
         (staging / MANIFEST).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")

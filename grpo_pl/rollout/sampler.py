@@ -207,7 +207,9 @@ class CompletionSampler:
     def _episode_samples(
         self, prompts: Sequence[Problem], rollout: Rollout, episodes: Sequence[Episode], step: int
     ) -> Samples:
-        first = slice(None, None, rollout.group_size)  # all episodes of a group begin alike
+        size = rollout.group_size  # all episodes of a group begin alike, but for those that failed before a turn
+        groups = [range(start, start + size) for start in range(0, len(episodes), size)]
+        first = [next((row for row in group if episodes[row].turns), group[0]) for group in groups]
         asked = zip(rollout.prompt_ids[first], rollout.prompt_mask[first], strict=True)
         whole = self.episodes.rewards_see == "exchange"
         return Samples(

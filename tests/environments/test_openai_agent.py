@@ -1,6 +1,7 @@
 """Agents over HTTP: what they ask and say, what they may do wrong, and what the policy's text cannot reach."""
 
 import sys
+import sysconfig
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import psutil
 import pytest
 
 from grpo_pl.environments import EnvironmentPool, PoolLimits, Transition, episode_value
+from grpo_pl.environments.in_processes import _is_of_this_interpreter
 from grpo_pl.environments.openai_agent import AgentEnvironment
 from grpo_pl.environments.tool_calls import TagCalls
 from tests.process_list import started_processes
@@ -64,14 +66,16 @@ FATES: dict[str, tuple[str, float | None]] = {
     "die": ("killed", 0.0),
     "hang": ("timeout", 0.0),
     "nan": ("no_reward", None),
+    "pays, then raises": ("ok", 0.5),
+    "unsupported": ("raised", None),
     "no reward": ("no_reward", None),
     "child": ("ok", 1.0),
     "two rewards": ("ok", 0.25),
     "retry": ("ok", 1.0),
-    "edited": ("rewritten", None),
-    "compacted": ("rewritten", None),
-    "equal at once": ("rewritten", None),
-    "different at once": ("rewritten", None),
+    "edited": ("rewritten", 0.0),
+    "compacted": ("rewritten", 0.0),
+    "equal at once": ("rewritten", 0.0),
+    "different at once": ("rewritten", 0.0),
     "ten megabytes": ("too_long", 0.0),
     "a hundred calls and more": ("ok", 0.5),
     "forge": ("ok", 0.0),
@@ -91,8 +95,73 @@ def test_an_exception_is_told_with_its_place(fates: dict[str, list[Transition]])
     assert "KeyError: 'malformed' (user_agents.py:" in fates["raise"][-1].detail
 
 
-def test_flaky_agents_may_be_left_out() -> None:
-    assert agent("wayward").blame == "policy" and agent("wayward", on_agent_error="leave_out").blame == "environment"
+def test_flaky_agents_and_rewritten_sessions_may_be_left_out() -> None:
+    flaky = agent("wayward", rewarded_by="agent", on_agent_error="leave_out", on_rewrite="leave_out")
+    deeds = ("raise", "hang", "edited")
+    with EnvironmentPool(flaky, PoolLimits(step_timeout_s=1.0)) as pool:
+        played = play(pool, [{"deed": deed} for deed in deeds])
+    assert [(turns[-1].status, episode_value(turns)) for turns in played] == [
+        ("raised", None),
+        ("timeout", None),
+        ("rewritten", None),
+    ]
+
+
+def test_the_run_judges_an_agent_that_returns_text_and_as_a_reward_text_is_refused() -> None:
+    for rewarded_by, expected in (("rewards", ("ok", 0.0)), ("agent", ("no_reward", None))):
+        with EnvironmentPool(agent("returns_text", rewarded_by=rewarded_by), LIMITS) as pool:
+            (turns,) = play(pool, [{}])
+        assert (turns[-1].status, episode_value(turns)) == expected, turns[-1].detail
+    assert "a finite number, got \"'turn 0'\"" in turns[-1].detail
+
+
+def test_what_an_agent_runs_cannot_read_the_processes_of_sessions() -> None:
+    with EnvironmentPool(agent("inspects"), LIMITS) as pool:
+        played = play(pool, [{"wait": False}, {"wait": True}])
+    assert [turns[-1].status for turns in played] == ["ok", "ok"], [turns[-1].detail for turns in played]
+
+
+def test_named_variables_of_the_training_are_passed_and_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SEARCH_KEY", "OTHER_KEY"):
+        monkeypatch.setenv(name, "0.25")
+    (tmp_path / "shown.py").write_text(
+        f"import os, sys\nsys.path.insert(0, {str(Path(AGENTS).parent)!r})\nfrom user_agents import ask, user\n"
+        "def run(task, base_url, api_key):\n"
+        "    ask(base_url, api_key, [user('?')])\n"
+        "    return float(os.environ['SEARCH_KEY']) + ('OTHER_KEY' in os.environ)\n"
+    )
+    shown = {"agent": f"{tmp_path / 'shown.py'}:run", "rewarded_by": "agent"}
+    with EnvironmentPool(AgentEnvironment(**shown, passed=["SEARCH_KEY"]), LIMITS) as pool:
+        (turns,) = play(pool, [{}])
+    assert episode_value(turns) == 0.25, turns[-1].detail
+    with (
+        pytest.raises(ValueError, match="has no variable NO_SUCH_KEY"),
+        EnvironmentPool(AgentEnvironment(**shown, passed=["NO_SUCH_KEY"]), LIMITS) as pool,
+    ):
+        pool.start()
+
+
+def test_an_interpreter_that_cannot_run_is_told_in_one_line(tmp_path: Path) -> None:
+    broken = tmp_path / "python"
+    broken.write_bytes(b"\0\1")
+    broken.chmod(0o755)
+    with (
+        pytest.raises(ValueError, match="cannot be started with"),
+        EnvironmentPool(agent("chat", python=str(broken)), LIMITS) as pool,
+    ):
+        pool.start()
+
+
+def test_another_interpreter_gets_the_folders_of_the_project_and_not_the_libraries_of_this_one() -> None:
+    folders = [
+        sysconfig.get_path("stdlib"),
+        sysconfig.get_path("purelib"),
+        f"{sys.prefix}/project",
+        str(Path(AGENTS).parent),
+    ]
+    assert [_is_of_this_interpreter(Path(folder)) for folder in folders] == [True, True, False, False]
 
 
 def test_tools_are_called_in_the_policys_own_form_and_by_default_the_agent_has_no_say_in_its_reward() -> None:
@@ -115,7 +184,12 @@ def test_tools_are_called_in_the_policys_own_form_and_by_default_the_agent_has_n
         ({"agent": "a.py:run", "command": ["node"]}, "give either agent"),
         ({"command": "node agent.js"}, "must be a list"),
         ({"agent": "a.py:run", "python": "/no/bin/python"}, "there is no interpreter"),
+        ({"agent": "a.py:run", "python": "/"}, "there is no interpreter"),
+        ({"command": ["node"], "python": sys.executable}, "put .* first in command"),
         ({"agent": "a.py:run", "isolation": "thread"}, "isolation must be process"),
+        ({"agent": "a.py:run", "rewarded_by": "agents"}, "rewarded_by must be rewards or agent, got 'agents'"),
+        ({"agent": "a.py:run", "on_agent_error": "drop"}, "on_agent_error must be zero or leave_out"),
+        ({"agent": "a.py:run", "passed": "KEY"}, "passed must be a list"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings: Any, told: str) -> None:
@@ -128,6 +202,7 @@ def test_settings_that_cannot_work_are_refused(settings: Any, told: str) -> None
     [
         (AgentEnvironment(agent="nowhere.py:run"), "there is no file nowhere.py"),
         (AgentEnvironment(agent=f"{AGENTS}:user"), r"must take \(task, base_url, api_key\), and takes \['text'\]"),
+        (AgentEnvironment(agent=f"{AGENTS}:wayward"), "reward_key"),  # which only an agent that pays gets
         (AgentEnvironment(command=["no-such-program-here"]), "there is no program 'no-such-program-here'"),
     ],
 )

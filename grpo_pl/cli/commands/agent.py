@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_pl.environments.base import Observation, text_of
+from grpo_pl.rewards.base import needs_of
+from grpo_pl.rewards.batch import score_completions
 
 if TYPE_CHECKING:
     from grpo_pl.rollout.episodes import Episode
     from grpo_pl.types import Rollout
+
+_CHOICES = ("rewarded_by", "on_agent_error", "on_rewrite")
 
 
 def agent(
@@ -22,6 +27,7 @@ def agent(
     max_turns: int = 8,
     seed: int = 0,
     device: str = "auto",
+    rewarded_by: Literal["rewards", "agent"] | None = None,
     trust_rewards: bool = False,
 ) -> int:
     """Plays one session of an agent and prints its calls, the row of tokens, the masks and the reward.
@@ -37,6 +43,8 @@ def agent(
         max_turns: most calls.
         seed: names the samples, and is task["seed"].
         device: cpu, cuda …; auto takes a GPU where there is one.
+        rewarded_by: rewards or agent; by default as in the training of the model if that was one of an agent, else
+            rewards.
         trust_rewards: let the model name any class: only if you know who wrote it.
     """
     if try_ is None or model is None:
@@ -48,7 +56,11 @@ def agent(
     from grpo_pl.types import Problem
 
     trained = find_model(Path(model), trust_rewards=trust_rewards)
-    environment = AgentEnvironment(agent=try_, parser=trained.tools.parser, rewarded_by="agent")
+    # of what files of others say, choices alone: no interpreter and no variables
+    judged = {name: str(value) for name, value in _settings(trained.environment).items() if name in _CHOICES}
+    if rewarded_by is not None:
+        judged["rewarded_by"] = rewarded_by
+    environment = AgentEnvironment(agent=try_, parser=trained.tools.parser, **judged)  # type: ignore[arg-type]
     sampling = trained.sampling if temperature is None else replace(trained.sampling, temperature=temperature)
     answerer = load_answerer(replace(trained, environment=None), device, sampling)
     episodes = replace(answerer.sampler.episodes, max_turns=max_turns)
@@ -64,8 +76,26 @@ def agent(
         print(f"left out: {episode.status}: {episode.detail or 'the policy was never asked'}")
         return 1
     why = "" if episode.status == "ok" else f" ({episode.status}: {episode.detail})"
-    print(f"reward {episode.value:g}{why}, ended by {episode.finish_reason}")
+    if environment.pays:
+        print(f"reward {episode.value:g}{why}, ended by {episode.finish_reason}")
+        return 0
+    print(f"ended by {episode.finish_reason}{why}; the rewards of {model} judge {drawn.completions[0]!r}:")
+    scored = score_completions(
+        answerer.rewards,
+        completions=drawn.completions,
+        answers=[answer],
+        columns=drawn.columns(needs_of(answerer.rewards)),
+    )
+    for reward, (score,) in zip(answerer.rewards, scored.scores, strict=True):
+        print(f"  {reward.name}: {'no value' if score.value is None else f'{score.value:g}'} ({score.status})")
     return 0
+
+
+def _settings(environment: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Those of the training's agent; none if it had no agent."""
+    if environment is None or not str(environment.get("class_path")).endswith(".AgentEnvironment"):
+        return {}
+    return environment.get("init_args") or {}
 
 
 def _print_calls(episode: Episode) -> None:

@@ -138,6 +138,7 @@ def measure_rollout(experience: Experience, rewards: Sequence[Reward]) -> Rollou
     ]
     groups, completions = judged.shape[0], judged.numel()
     lacking = [f"{e.status}: {e.detail}" for e in samples.episodes or () if e.value is None]
+    counted = [e for e in samples.episodes or () if e.value is not None and e.status not in ("ok", "policy")]
     return RolloutStatistics(
         groups=groups,
         completions=completions,
@@ -151,6 +152,8 @@ def measure_rollout(experience: Experience, rewards: Sequence[Reward]) -> Rollou
         identical=round(groups * same.double().mean().item()),
         left_out=round(completions * len(lacking) / len(statuses)),
         left_out_by=next(iter(lacking), ""),
+        failed=round(completions * len(counted) / len(statuses)),
+        failed_by=next((f"{e.status}: {e.detail}" for e in counted), ""),
         questions=len({prompt.question for prompt in samples.prompts}),
         prompts=len(set(samples.prompt_texts)),
         gap=torch.stack(both).double().mean().item() if both else None,

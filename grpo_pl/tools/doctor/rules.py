@@ -29,6 +29,7 @@ PAID_AT_LEAST = 0.05  # demonstrations may mean to fail: of a search mostly what
 EMPTY = 0.1
 DIFFERED = 0.02
 LEFT_OUT = 0.05
+FAILED = 0.5
 
 
 def findings(statistics: RunStatistics) -> list[Finding]:
@@ -108,7 +109,20 @@ def left_out(s: RunStatistics) -> Found:
     return (
         share,
         f"{share:.1%} of {s.total('completions')} episodes have no value and leave the loss. The first: {why}"[:300],
-        "model.environment: mend what fails, or for an agent on_agent_error and on_rewrite",
+        "model.environment: mend what fails; for an agent see on_agent_error and on_rewrite",
+    )
+
+
+def failing(s: RunStatistics) -> Found:
+    """Sessions of an agent, or episodes, that fail and are held against the policy."""
+    share = s.share("failed")
+    if s.total("completions") < MIN_COMPLETIONS or share <= FAILED:
+        return None
+    why = next((rollout.failed_by for rollout in s.rollouts if rollout.failed_by), "")
+    return (
+        share,
+        f"{share:.1%} of {s.total('completions')} episodes fail and count against the policy. The first: {why}"[:300],
+        "model.environment: if the policy cannot help it, mend what fails (grpo-pl agent --try shows a session)",
     )
 
 
@@ -374,6 +388,7 @@ RULES: Sequence[Rule] = (
     Rule("D11", "form never reached", no_form),
     Rule("D12", "no end", no_end),
     Rule("D13", "episodes left out", left_out),
+    Rule("D14", "episodes that fail", failing),
     Rule("D20", "vocabulary gap", unwritable),
     Rule("D21", "leaked problems", leaked),
     Rule("D22", "repeated problems", repeated),

@@ -128,6 +128,9 @@ class RolloutStatistics:
     left_out: int = 0
     """Episodes without a value, and the reason of the first."""
     left_out_by: str = ""
+    failed: int = 0
+    """Episodes that failed and count, because the policy is held to be at fault; and the reason of the first."""
+    failed_by: str = ""
     questions: int = 0
     """Different questions, and different prompts made of them."""
     prompts: int = 0
