@@ -130,7 +130,8 @@ class AgentSession:
             return refusal(400, error.message, code=error.code)
         except ValidationError as error:
             message, param, code = field_fault(error.errors(include_url=False, include_input=False)[0])
-            if code in ("unsupported_parameter", "unknown_parameter"):
+            of_a_part = (param or "").startswith("messages.") and (param or "").endswith(".type")  # such as an image
+            if code in ("unsupported_parameter", "unknown_parameter") or of_a_part:
                 self.unsupported = self.unsupported or f"the refusal of a request: {message}"[:200]
             return refusal(400, message, code=code, param=param)
         return self._asked(request, body, again=str(headers.get("x-stainless-retry-count", "0")) != "0")

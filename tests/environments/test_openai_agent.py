@@ -68,6 +68,7 @@ FATES: dict[str, tuple[str, float | None]] = {
     "nan": ("no_reward", None),
     "pays, then raises": ("ok", 0.5),
     "unsupported": ("raised", None),
+    "image": ("raised", None),
     "no reward": ("no_reward", None),
     "child": ("ok", 1.0),
     "two rewards": ("ok", 0.25),
@@ -116,7 +117,8 @@ def test_the_run_judges_an_agent_that_returns_text_and_as_a_reward_text_is_refus
 
 
 def test_what_an_agent_runs_cannot_read_the_processes_of_sessions() -> None:
-    with EnvironmentPool(agent("inspects"), LIMITS) as pool:
+    inspecting = Path(AGENTS).with_name("inspecting_agent.py")
+    with EnvironmentPool(AgentEnvironment(agent=f"{inspecting}:run"), LIMITS) as pool:
         played = play(pool, [{"wait": False}, {"wait": True}])
     assert [turns[-1].status for turns in played] == ["ok", "ok"], [turns[-1].detail for turns in played]
 

@@ -218,46 +218,19 @@ def _unsupported(task: Any, base_url: str, key: str, reward_key: str, history: A
     return len(ask(base_url, key, [*history, user("second")], stop=["."])["content"])
 
 
+def _image(task: Any, base_url: str, key: str, reward_key: str, history: Any) -> float:
+    shown = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://localhost/a.png"}}]}
+    return len(ask(base_url, key, [*history, shown])["content"])
+
+
 def returns_text(task: Any, base_url: str, key: str) -> Any:
     return ask(base_url, key, [user("first")])["content"]
-
-
-INSPECTION = """
-import ctypes, os, sys
-if sys.platform == "linux":
-    no_capability = (ctypes.c_uint32 * 6)()  # as root without its privileges, which is as any user
-    assert ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(0x20080522, 0), no_capability) == 0
-    children = lambda pid: open(f"/proc/{pid}/task/{pid}/children").read().split()
-    forked_from = open(f"/proc/{sys.argv[1]}/stat").read().rpartition(")")[2].split()[1]
-    episodes = children(forked_from)
-    pids = [*episodes, *(agent for episode in episodes for agent in children(episode))]
-    assert str(os.getppid()) in pids and sys.argv[1] in pids and len(pids) >= 4, pids
-    for file in [f"/proc/{pid}/{name}" for pid in pids for name in ("environ", "mem")]:
-        try:
-            open(file, "rb").read(1)
-        except PermissionError:
-            continue
-        except OSError as error:
-            if "mem" in file:  # it was opened
-                print(file, error)
-            continue
-        print(file)
-"""
-
-
-def inspects(task: Any, base_url: str, key: str) -> None:
-    """Runs a text that reads the processes of this session and of others."""
-    answer = ask(base_url, key, [user("first")])
-    if task["wait"]:  # to be read
-        ask(base_url, key, [user("first"), answer, user("second")])
-        return
-    told = subprocess.run([sys.executable, "-c", INSPECTION, str(os.getppid())], capture_output=True, text=True)
-    assert not told.stdout + told.stderr, told
 
 
 DEEDS = {
     "pays, then raises": _pays_then_raises,
     "unsupported": _unsupported,
+    "image": _image,
     "child": _child,
     "two rewards": _two_rewards,
     "retry": _retry,

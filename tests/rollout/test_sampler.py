@@ -1,14 +1,16 @@
 """From questions to completions: keys, texts, columns, and prompts that do not fit."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from grpo_pl.environments import Transition
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rollout.engine import RolloutEngine
+from grpo_pl.rollout.episodes import Episode, Turn
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.types import NO_VERSION, GenerateRequest, Problem, Rollout, SampleKey, SamplingParams
@@ -150,3 +152,16 @@ def test_sampling_leaves_the_global_generator_and_the_mode_alone(
     sampler.sample(tiny_policy.train(), PROMPTS, group_size=2, sampling=SHORT, seed=0, split="train")
     assert torch.equal(torch.get_rng_state(), before)
     assert tiny_policy.training
+
+
+def test_the_prompt_of_a_group_is_that_of_an_episode_with_turns(
+    sampler: CompletionSampler, tiny_policy: PreTrainedModel
+) -> None:
+    """One that failed at its reset has no prompt where the environment writes it."""
+    rollout = sampler.sample(tiny_policy, PROMPTS, group_size=2, sampling=SHORT, seed=0, split="train").rollout
+    mask = rollout.prompt_mask.clone()
+    mask[0] = False
+    turn = Turn(action="12", finish_reason="stop", transition=Transition(terminated=True))
+    episodes = [Episode(start=Transition(), turns=turns, finish_reason="stop") for turns in [(), (turn,)] * 2]
+    samples = sampler._episode_samples(PROMPTS, replace(rollout, prompt_mask=mask), episodes, 0)
+    assert samples.prompt_texts == ["7+5=<think>", "1+1+1=<think>"]

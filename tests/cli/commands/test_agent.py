@@ -1,0 +1,40 @@
+"""``grpo-pl agent`` with an export: who judges the session, and what the export does not tell."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo_pl.cli.commands.agent import agent
+from grpo_pl.environments.openai_agent import AgentEnvironment
+from grpo_pl.policy.export import export_policy
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.rewards import ExactReward
+from grpo_pl.types import SamplingParams
+
+CHAT = f"{Path(__file__).parents[2] / 'plugins' / 'user_agents.py'}:chat"
+
+
+@pytest.fixture
+def export(tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> Path:
+    paid = AgentEnvironment(agent=CHAT, rewarded_by="agent", variables={"SEARCH_KEY": "secret"})
+    export_policy(
+        tmp_path / "export",
+        model=tiny_policy,
+        tokenizer=tokenizer,
+        template=PromptTemplate(),
+        rewards=[ExactReward(correctness=True)],
+        sampling=SamplingParams(max_completion_length=4),
+        environment=paid.spec(),
+    )
+    return tmp_path / "export"
+
+
+def test_a_session_is_judged_as_in_the_training_or_as_is_asked_for(export: Path, capsys: Any) -> None:
+    assert "variables" not in (export / "grpo_pl.json").read_text()
+    agent(try_=CHAT, model=str(export), question="1+2=", answer="3", max_turns=2, device="cpu")
+    assert "reward 2, ended by turns" in capsys.readouterr().out  # the agent counts its answers
+    agent(try_=CHAT, model=str(export), question="1+2=", answer="3", max_turns=2, device="cpu", rewarded_by="rewards")
+    told = capsys.readouterr().out
+    assert "ended by turns; the rewards of" in told and "\n  exact: 0 (" in told
