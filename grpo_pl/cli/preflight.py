@@ -89,7 +89,11 @@ def check_start(
         for name, leaf in source.leaves().items():
             _check_source(leaf, name, module.rewards, fits, say)
     module.check_teachers(data)
-    check_vocabulary(module.policy_config, module.template, tokenizer, data, module.cold_start, say)
+    check_vocabulary(
+        module.policy_config, module.template, tokenizer, data, module.cold_start, say, module.demonstrations
+    )
+    if module.demonstrations is not None:
+        module.demonstrations.check(data.source, dialogue, in_environment=module.environment is not None)
     first = data.source.prompts(0, count=data.prompt_count)
     check_distinct(first, "the first rollout")
     if data.staleness > 0 or module.draws_in_parts:
@@ -113,12 +117,10 @@ def check_start(
     )
     if module.cold_start is not None:
         code_hashes(data.source, module.stage)  # of what was imported: it may be edited before the cold start
-    if module.demonstrations is not None:
-        module.demonstrations.check()
-    shown = [] if module.demonstrations is None else [module.demonstrations.shown]
-    for cold_start in [*([] if module.cold_start is None else [module.cold_start]), *shown]:
-        if not data.allow_overlap:
-            _check_demonstrations(cold_start, data, say)
+    if module.cold_start is not None and not data.allow_overlap:
+        _check_demonstrations(module.cold_start, "the cold start's demonstrations", data, say)
+    if module.demonstrations is not None and not data.allow_overlap:
+        _check_demonstrations(module.demonstrations.shown, "model.demonstrations", data, say)
     if derived:
         say(table(derived))
 
@@ -302,7 +304,9 @@ def _check_splits(data: RolloutDataModule, say: Callable[[str], None]) -> None:
         refuse_repeats(find_overlaps(first_prompts(data), held_out))
 
 
-def _check_demonstrations(cold_start: ColdStart, data: RolloutDataModule, say: Callable[[str], None]) -> None:
+def _check_demonstrations(
+    cold_start: ColdStart, name: str, data: RolloutDataModule, say: Callable[[str], None]
+) -> None:
     """Refuses demonstrations of held-out problems."""
     file = cold_start.demonstrations
     if file is not None and not Path(file).is_file():
@@ -310,7 +314,7 @@ def _check_demonstrations(cold_start: ColdStart, data: RolloutDataModule, say: C
     questions = enumerate(cold_start.asked(data.source, MADE_UP))
     asked = (Problem(id=number, question=question, answer="") for number, question in questions)
     overlaps = find_overlaps(asked, data.held_out())
-    refuse_repeats(overlaps, what=f"shown by the cold start's demonstrations{f' ({file})' if file else ''}")
+    refuse_repeats(overlaps, what=f"shown by {name}{f' ({file})' if file else ''}")
     for name, overlap in overlaps.items():
         if overlap.alike:
             say(f"{name}, beside the demonstrations: {overlap}")

@@ -290,7 +290,12 @@ class GRPOCLI(LightningCLI):
             resolved = replace(policy, characters=characters)
         else:
             resolved = with_collected_characters(
-                policy, self.model.template, self.datamodule, self.model.cold_start, self.model.stage
+                policy,
+                self.model.template,
+                self.datamodule,
+                self.model.cold_start,
+                self.model.stage,
+                self.model.demonstrations,
             )
         self.model.policy_config = resolved
         self._settings.model.policy.characters = resolved.characters

@@ -42,6 +42,7 @@ from grpo_pl.rewards.environment import EnvironmentReward
 from grpo_pl.rollout.copy_engine import CopyEngine
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.training.cold_start import ColdStart
+from grpo_pl.training.demonstrated import DemonstrationBatches
 from grpo_pl.training.frozen_models import check_teachers
 from grpo_pl.types import SamplingParams
 
@@ -54,7 +55,7 @@ def check_parts(
     *,
     teachers: Mapping[str, TeacherConfig],
     privileged: PrivilegedText | None,
-    demonstrated: bool,
+    demonstrations: DemonstrationBatches | None,
     environment: Environment | None,
     cold_start: ColdStart | None,
     in_parts: bool,
@@ -63,13 +64,18 @@ def check_parts(
     """Refuses fields of a run that contradict each other.
 
     Args:
-        demonstrated: there are demonstrations to learn from beside the rollouts.
+        demonstrations: to learn from beside the rollouts.
         in_parts: long completions take several steps.
     """
-    if demonstrated != algorithm.needs_demonstrations:
+    if (demonstrations is not None) != algorithm.needs_demonstrations:
         raise ValueError(
             f"model.algorithm.demonstration_coef is {algorithm.demonstration_coef}, and model.demonstrations "
-            f"{'given' if demonstrated else 'null'}: they belong together, so set both, or 0 and null."
+            f"{'null' if demonstrations is None else 'given'}: they belong together, so set both, or 0 and null."
+        )
+    if demonstrations is not None and demonstrations.file is None and environment is not None:
+        raise ValueError(
+            "model.demonstrations.file is null, but in model.environment a source's own demonstrations are played for "
+            "a cold start alone: name a file of episodes, or set model.cold_start instead of model.demonstrations."
         )
     check_rewards(rewards, steps_needed=algorithm.needs_step_rewards)
     if algorithm.needs_correct:
@@ -84,6 +90,11 @@ def check_parts(
         )
     if privileged is not None and privileged.feedback_of is None and "feedback" in privileged.names:
         require_correctness(rewards, "model.privileged with {feedback} and feedback_of null")
+    if privileged is not None and environment is not None and environment.writes_prompt:
+        raise ValueError(
+            f"model.privileged does not go with {type(environment).__name__}, which writes the prompts of its episodes "
+            "itself, so that there is no question to add a text to: leave out one of the two."
+        )
     sampling.require_on_policy()
     in_one_go = environment is None and not in_parts
     if sampling.sampling_mask and not in_one_go:
@@ -94,6 +105,11 @@ def check_parts(
     if sampling.thinking_budget is not None and in_parts:
         raise ValueError(
             "model.sampling.thinking_budget does not go with model.partial_rollouts: leave out one of the two."
+        )
+    if sampling.thinking_budget is not None and algorithm.needs_observations:
+        raise ValueError(
+            "model.algorithm.observation_coef would learn the fed end of a thought as an observation: set "
+            "model.sampling.thinking_budget null, or it to 0."
         )
     if algorithm.needs_likely and not in_one_go:
         raise ValueError(

@@ -46,6 +46,9 @@ MADE_UP = 500
 """Prompts or demonstrations that are looked at before a run where there is no list of them."""
 
 
+INSTEAD = "remove model.cold_start, name a file as its `demonstrations`"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ColdStart:
     """Supervised fine-tuning on the form of an answer before RL (DeepSeek-R1, arXiv:2501.12948, section 2.3.1).
@@ -209,14 +212,14 @@ class ColdStart:
         if shown is not None:
             if stage is None and any(each.further for each in shown):
                 raise ValueError(f"{self.demonstrations} holds episodes of several turns: set model.environment.")
-            _check_characters(shown, known, tags)
+            check_characters(shown, known, tags)
             draw = partial(draw_in_passes, shown, count=batch_size, seed=self.seed)
             batches: Iterator[list[Demonstration]] = (draw(step=step) for step in range(first, steps))
         else:
             made = self.made(source, stage, first)
             looked_at = list(islice(made, -(-MADE_UP // batch_size)))
-            _check_characters(list(chain.from_iterable(looked_at)), known, tags)  # before the training
-            batches = chain(looked_at, (_check_characters(batch, known, tags) for batch in made))
+            check_characters(list(chain.from_iterable(looked_at)), known, tags)  # before the training
+            batches = chain(looked_at, (check_characters(batch, known, tags) for batch in made))
         dialogue = Dialogue(template=template, tokenizer=tokenizer)
         if stage is not None:
             dialogue = replace(dialogue, plain=stage.plain).within(stage.environment)
@@ -235,8 +238,10 @@ class ColdStart:
             )
         return asked
 
-    def from_source(self, source: PromptSource, stage: Stage | None, step: int) -> list[Demonstration]:
-        """The source's own demonstrations of a step."""
+    def from_source(
+        self, source: PromptSource, stage: Stage | None, step: int, *, instead: str = INSTEAD
+    ) -> list[Demonstration]:
+        """The source's own demonstrations of a step; ``instead`` says what to set where there are none."""
         rng = random.Random(row_key(self.seed, "cold_start", step))
         shown = []
         played: list[tuple[Problem, Sequence[str] | Player, int]] = []
@@ -250,10 +255,7 @@ class ColdStart:
             shown = stage.demonstrations(played)
         if not shown:
             override = "demonstration()" if stage is None else "demonstrated_actions()"
-            raise ValueError(
-                f"{type(source).__name__} has no demonstrations: remove model.cold_start, name a file as its "
-                f"`demonstrations`, or override {override}."
-            )
+            raise ValueError(f"{type(source).__name__} has no demonstrations: {instead}, or override {override}.")
         return shown
 
 
@@ -346,7 +348,7 @@ class Stage:
         return Demonstration(opening(prompt.asked, seen[0]), said[0], tuple(zip(seen[1:], said[1:], strict=False)))
 
 
-def _check_characters(
+def check_characters(
     shown: list[Demonstration], known: frozenset[str] | None, tags: Iterable[str]
 ) -> list[Demonstration]:
     """The same, unless they have characters that a vocabulary of single characters would drop."""

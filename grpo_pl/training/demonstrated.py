@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,8 @@ from grpo_pl.distributed.collective import Collective
 from grpo_pl.functional.losses import demonstration_losses
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.dialogue import Dialogue
-from grpo_pl.training.cold_start import ColdStart, Stage
+from grpo_pl.policy.tokenizer import known_characters
+from grpo_pl.training.cold_start import MADE_UP, ColdStart, check_characters
 from grpo_pl.training.sft import Example, demonstration_logprobs, tokenized
 
 if TYPE_CHECKING:
@@ -39,25 +41,56 @@ class DemonstrationBatches:
         if self.batch_size < 1:
             raise ValueError(f"demonstrations.batch_size must be at least 1, got {self.batch_size}.")
 
-    def check(self) -> None:
-        """Refuses a file that is not there, before the run starts."""
-        if self.file is not None and not Path(self.file).is_file():
+    def check(self, source: PromptSource, dialogue: Dialogue, *, in_environment: bool) -> None:
+        """Refuses demonstrations that a run could not learn from, before it starts; of a source, looks at the first.
+
+        Raises:
+            ValueError: no such file, a source without demonstrations, episodes without an environment, characters that
+                the vocabulary lacks, or a completion that does not begin with the template's prefill.
+        """
+        if self.file is None:
+            shown = list(self.made(source))
+        elif not Path(self.file).is_file():
             raise ValueError(f"model.demonstrations.file: no such file: {self.file}")
+        else:
+            shown = self._read
+        if not in_environment and any(each.further for each in shown):
+            raise ValueError(f"{self.file} holds episodes of several turns: set model.environment.")
+        self._with_known_characters(shown, dialogue)
+        if not in_environment:
+            tokenized(shown[:MADE_UP], dialogue)
 
     @property
     def shown(self) -> ColdStart:
-        """A cold start that shows the same demonstrations."""
-        return ColdStart(steps=1, batch_size=self.batch_size, lr=1.0, seed=self.seed, demonstrations=self.file)
+        """A cold start that shows the same demonstrations; of a source, the first ones."""
+        steps = -(-MADE_UP // self.batch_size)
+        return ColdStart(steps=steps, batch_size=self.batch_size, lr=1.0, seed=self.seed, demonstrations=self.file)
 
-    def examples(
-        self, number: int, source: PromptSource, dialogue: Dialogue, stage: Stage | None = None
-    ) -> list[Example]:
+    def made(self, source: PromptSource) -> Iterator[Demonstration]:
+        """The source's own demonstrations of the first optimiser steps."""
+        return islice(chain.from_iterable(self._made(source, step) for step in range(self.shown.size[0])), MADE_UP)
+
+    def of_step(
+        self, rollout: int, number: int, *, algorithm: GRPOAlgorithm, source: PromptSource, dialogue: Dialogue
+    ) -> Demonstrated:
+        """The demonstrations of optimiser step ``number`` of a rollout; none where their share is 0."""
+        share = algorithm.demonstration_share(rollout)
+        number += rollout * algorithm.num_iterations * algorithm.num_minibatches
+        return Demonstrated(examples=self.examples(number, source, dialogue) if share else [], share=share)
+
+    def examples(self, number: int, source: PromptSource, dialogue: Dialogue) -> list[Example]:
         """The demonstrations of optimiser step ``number``, counted from the start of the run."""
         if self.file is None:
-            chosen = self.shown.from_source(source, stage, number)
+            chosen = self._with_known_characters(self._made(source, number), dialogue)
         else:
             chosen = draw_in_passes(self._read, count=self.batch_size, seed=self.seed, step=number)
         return tokenized(chosen, dialogue)
+
+    def _made(self, source: PromptSource, step: int) -> list[Demonstration]:
+        return self.shown.from_source(source, None, step, instead="name a file as model.demonstrations.file")
+
+    def _with_known_characters(self, shown: list[Demonstration], dialogue: Dialogue) -> list[Demonstration]:
+        return check_characters(shown, known_characters(dialogue.tokenizer), dialogue.tokenizer.get_added_vocab())
 
     @cached_property
     def _read(self) -> list[Demonstration]:

@@ -17,7 +17,6 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from grpo_pl.data.datamodule import RolloutDataModule
-from grpo_pl.distributed.collective import Collective
 from grpo_pl.distributed.orphans import end_with_launcher
 from grpo_pl.distributed.sharding import shard, transformer_blocks
 from grpo_pl.distributed.strategy import FSDP2Strategy
@@ -27,6 +26,7 @@ from grpo_pl.evaluation.held_out import Validation
 from grpo_pl.files.checkpoints import policy_weights
 from grpo_pl.functional.sampling import DRAW_RULE
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.loading import PolicyConfig, load_tokenizer
 from grpo_pl.policy.privileged import PrivilegedText
 from grpo_pl.policy.teacher import PROMPTS_COMPARED, TeacherConfig
@@ -44,7 +44,7 @@ from grpo_pl.training import checks
 from grpo_pl.training.cold_start import ColdStart
 from grpo_pl.training.collect import pass_rates
 from grpo_pl.training.defaults import Derived, derive, run_facts, unset_fields, with_values
-from grpo_pl.training.demonstrated import Demonstrated, DemonstrationBatches
+from grpo_pl.training.demonstrated import DemonstrationBatches
 from grpo_pl.training.experience import Experience, ExperienceMaker
 from grpo_pl.training.frozen_models import Reference, Teachers, check_sources, check_tokenizers, teacher_configs
 from grpo_pl.training.hooks import StepCallback
@@ -125,7 +125,7 @@ class GRPOModule(PolicyModule):
             sampling,
             teachers=teachers_by_source,
             privileged=privileged,
-            demonstrated=demonstrations is not None,
+            demonstrations=demonstrations,
             environment=environment,
             cold_start=cold_start,
             in_parts=partial_rollouts is not None,
@@ -137,6 +137,7 @@ class GRPOModule(PolicyModule):
             template=template,
             algorithm=algorithm,
             cold_start=cold_start,
+            demonstrations=demonstrations,
             environment=environment,
             episodes=episodes,
             engine=engine or NativeEngine(),
@@ -149,7 +150,7 @@ class GRPOModule(PolicyModule):
         self.budget = TokenBudget(configured=max_tokens_per_microbatch)
         self.teacher_configs = teachers_by_source
         """By source; used where the objective asks for a teacher."""
-        self.privileged, self.demonstrations = privileged, demonstrations
+        self.privileged = privileged
         self._default_engine = self.engine if engine is None else None
         self._configured_mismatch = algorithm.mismatch
         self._reference: Reference | None = None
@@ -213,6 +214,9 @@ class GRPOModule(PolicyModule):
         checks.check_monitors(self.trainer.callbacks, self.validation, self.rewards, self._data)  # type: ignore[attr-defined]
         self.derive_defaults(self._data)
         self._resolve_characters()
+        if self.demonstrations is not None and self.trainer.training:
+            dialogue = Dialogue(template=self.template, tokenizer=load_tokenizer(self.policy_config))
+            self.demonstrations.check(self._data.source, dialogue, in_environment=self.environment is not None)
         if self.policy is None and (start := self._start) is not None and self._needs_start_weights():
             device = self.trainer.strategy.root_device
             bar = self.trainer.progress_bar_callback
@@ -237,7 +241,7 @@ class GRPOModule(PolicyModule):
             raise ValueError("FSDP2 cannot shard a policy that is loaded already: give its checkpoint as ckpt_path.")
         policy, training = self.require_policy(), self.trainer.training
         if training and checks.is_untested(self.trainer.strategy):
-            self._strategy_check = StrategyCheck.of(policy, self.trainer.strategy)
+            self._strategy_check = StrategyCheck.of(policy, self.trainer.strategy, self.algorithm)
         if self.activation_checkpointing:
             policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if self.algorithm.needs_reference and training and self._reference is None:
@@ -334,9 +338,19 @@ class GRPOModule(PolicyModule):
                 or pass_rates(experience.samples.prompts, experience.values, self.rewards, self.collective)
             )
             # → loss → update
+            update = self._policy_update(batch.step)  # for a check, before the update changes the entropy control
             result = self.update(experience)
-        if self._strategy_check is not None:
-            self._hold_to_one_process(self._strategy_check, experience, result)
+        if (check := self._strategy_check) is not None and check.hold(
+            experience,
+            result,
+            problems=self._data.source.prompts(batch.step, count=self._data.prompt_count),
+            collector=self.collector,
+            maker=self._experience_maker(),
+            update=update,
+            optimization=self.optimization,
+            collective=self.collective,
+        ):
+            self._strategy_check = None
         self.engine.update_weights(self.require_policy())
         # → metrics
         metrics = self._step_log.metrics(
@@ -397,30 +411,36 @@ class GRPOModule(PolicyModule):
             if self._prefetched is not None:
                 self._prefetched.launch(batch.step)
             # → advantage, and the log-probabilities that the loss compares to
-            maker = self._experience_maker(self.collective)
             reference = None if self._reference is None else self._reference.model
-            return maker.make(policy, reference, collected, self._teachers or self._self_teacher)
+            return self._experience_maker().make(policy, reference, collected, self._teachers or self._self_teacher)
 
     def update(self, experience: Experience) -> UpdateResult:
         """Advantage → loss → update."""
         optimizer = cast(torch.optim.Optimizer, self.optimizers())
         self.optimization.configure(optimizer, rollout=experience.samples.step, total=self._data.steps)
-        update = self._policy_update(self.collective, experience.samples.step)
-        result = update.run(self.require_policy(), optimizer, experience, self._backward)
+        result = self._policy_update(experience.samples.step).run(
+            self.require_policy(), optimizer, experience, self._backward
+        )
         if self.algorithm.entropy_target is not None:
             self._entropy_control.observe(self.algorithm, self.collective.ratios(result.sums).get("entropy"))
         return result
 
-    def _experience_maker(self, collective: Collective) -> ExperienceMaker:
+    def _experience_maker(self) -> ExperienceMaker:
         return ExperienceMaker(
             algorithm=self.algorithm,
             sampling=self.sampling,
             budget=self.budget,
-            collective=collective,
+            collective=self.collective,
             longest=self.longest_completion,
         )
 
-    def _policy_update(self, collective: Collective, step: int) -> PolicyUpdate:
+    def _policy_update(self, step: int) -> PolicyUpdate:
+        demonstrated = None
+        if self.demonstrations is not None:
+            source, dialogue = self._data.source, self.sampler.dialogue
+            demonstrated = partial(
+                self.demonstrations.of_step, step, algorithm=self.algorithm, source=source, dialogue=dialogue
+            )
         return PolicyUpdate(
             algorithm=self._entropy_control.objective(self.algorithm),
             optimization=self.optimization,
@@ -428,32 +448,11 @@ class GRPOModule(PolicyModule):
             max_completion_length=self.longest_completion,
             budget=self.budget,
             seed=self.seed,
-            collective=collective,
+            collective=self.collective,
             report=self._report,
-            demonstrated=None if self.demonstrations is None else partial(self._demonstrated, step),
+            demonstrated=demonstrated,
             pad_token_id=int(self.tokenizer.pad_token_id),
         )
-
-    def _hold_to_one_process(self, check: StrategyCheck, experience: Experience, result: UpdateResult) -> None:
-        alone, step = Collective(), experience.samples.step
-        held = check.hold(
-            experience,
-            result,
-            problems=self._data.source.prompts(step, count=self._data.prompt_count),
-            collector=replace(self.collector, collective=alone),
-            maker=self._experience_maker(alone),
-            update=self._policy_update(alone, step),
-            optimization=self.optimization,
-            collective=self.collective,
-        )
-        self._strategy_check = None if held else check
-
-    def _demonstrated(self, rollout: int, number: int) -> Demonstrated:
-        """The demonstrations of one optimiser step of a rollout."""
-        assert self.demonstrations is not None
-        number += rollout * self.algorithm.num_iterations * self.algorithm.num_minibatches
-        examples = self.demonstrations.examples(number, self._data.source, self.sampler.dialogue, self.stage)
-        return Demonstrated(examples=examples, share=self.algorithm.demonstration_share(rollout))
 
     def _backward(self, loss: Tensor, last: bool) -> None:
         """Adds gradients. Those of other processes join in the last micro-batch of an optimiser step, or, where whole
@@ -507,7 +506,7 @@ class GRPOModule(PolicyModule):
             )
         checks.warn_of_earlier_rules(checkpoint, str(self.trainer.precision))
         if self._strategy_check is not None:
-            self._strategy_check.load_state_dict(policy_weights(checkpoint))
+            self._strategy_check.load_state_dict(policy_weights(checkpoint), checkpoint.get("reference") or {})
         self.decoder = checkpoint.get("decoder", TORCH)  # before there was a kernel, torch drew
         if getattr(self.engine, "decoder", None) is not None:  # of a sharded one, read after the start of a fit
             self._choose_decoder()
@@ -525,7 +524,7 @@ class GRPOModule(PolicyModule):
         if self._reference is not None:
             self._reference.load_state_dict(checkpoint["reference"])
         if self._self_teacher is not None:
-            self._self_teacher.load_state_dict(checkpoint["self_teacher"])
+            self._self_teacher.load_state_dict(checkpoint.get("self_teacher") or {})
 
     def _hand_over_rollouts(self) -> None:
         """Sharded checkpoints are read after the start of a fit, others before."""

@@ -36,6 +36,7 @@ from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.cold_start import ColdStart, Stage
 from grpo_pl.training.collect import Collector, DrawRequest, trainer_state
+from grpo_pl.training.demonstrated import DemonstrationBatches
 from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.metrics import logged_means
 from grpo_pl.training.vocabulary import with_collected_characters
@@ -59,6 +60,7 @@ class PolicyModule(LightningModule):
         template: PromptTemplate,
         algorithm: GRPOAlgorithm,
         cold_start: ColdStart | None,
+        demonstrations: DemonstrationBatches | None,
         environment: Environment | None,
         episodes: EpisodeSettings,
         engine: RolloutEngine,
@@ -70,7 +72,7 @@ class PolicyModule(LightningModule):
         self.policy_config, self.template, self.rewards = policy, template, rewards
         self.algorithm, self.sampling, self.validation = algorithm, sampling, validation
         self.engine, self.cold_start, self.seed = engine, cold_start, seed
-        self.environment, self.episodes = environment, episodes
+        self.environment, self.episodes, self.demonstrations = environment, episodes, demonstrations
         self.pool = None if environment is None else EnvironmentPool(environment, episodes)
         """Plays episodes; closed when a fit or validation ends, however it ends."""
         self.decoder: str | None = None
@@ -177,7 +179,7 @@ class PolicyModule(LightningModule):
     def _resolve_characters(self) -> None:
         """Collects what ``policy.characters: from_data`` stands for, unless the command line has done so."""
         self.policy_config = with_collected_characters(
-            self.policy_config, self.template, self._data, self.cold_start, self.stage
+            self.policy_config, self.template, self._data, self.cold_start, self.stage, self.demonstrations
         )
 
     def _needs_start_weights(self) -> bool:

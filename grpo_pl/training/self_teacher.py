@@ -75,6 +75,16 @@ class SelfTeacher:
         return whole_state_dict(self.model) if self.weights == "average" and self.model is not None else {}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Takes the average of a checkpoint; a start is loaded as the policy's.
+
+        Raises:
+            ValueError: an average is asked for, and the checkpoint has none.
+        """
+        if self.weights == "average" and not state:
+            raise ValueError(
+                "the checkpoint has no average of the policy (model.algorithm.teacher_weights): resume with the "
+                "teacher_weights of its run."
+            )
         if state and self.model is not None:
             load_whole_state_dict(self.model, state)
 

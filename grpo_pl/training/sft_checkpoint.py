@@ -38,11 +38,8 @@ class SFTCheckpoint:
                 self._state = read_file(path)
             except CheckpointError:  # of a disk that failed: begin again
                 path.unlink(missing_ok=True)
-
-    @property
-    def steps_done(self) -> int:
+        self.steps_done = 0 if self._state is None else int(self._state["steps_done"])
         """Optimiser steps of the process before."""
-        return 0 if self._state is None else int(self._state["steps_done"])
 
     def restore(self, model: PreTrainedModel, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Takes up the state of the process before, if there was one."""
@@ -51,6 +48,7 @@ class SFTCheckpoint:
         model.load_state_dict(self._state["state_dict"])
         for optimizer, state in zip(optimizers, self._state["optimizers"], strict=True):
             optimizer.load_state_dict(state)
+        self._state = None  # or it would take its memory for the whole training
 
     def save_if_due(
         self, model: PreTrainedModel, optimizers: Sequence[torch.optim.Optimizer], *, steps_done: int

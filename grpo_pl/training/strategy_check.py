@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from grpo_pl.distributed.collective import Collective
+from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.weights import load_whole
 from grpo_pl.rewards.batch import join_scores
 from grpo_pl.rollout.groups import join_samples, samples_to
 from grpo_pl.training.collect import Collected, Collector
 from grpo_pl.training.experience import Experience, ExperienceMaker
+from grpo_pl.training.frozen_models import Reference
 from grpo_pl.training.optimization import Optimization
 from grpo_pl.training.sync_proof import FIRST_AT_MOST, FIRST_AT_MOST_FLOAT32, compare
 from grpo_pl.training.update import PolicyUpdate, UpdateResult
@@ -31,19 +33,24 @@ NEAR_TIES = 0.05
 
 @dataclass(kw_only=True)
 class StrategyCheck:
-    """A copy of the policy that no strategy touches, and what one process makes of it."""
+    """Copies of policy and reference that no strategy touches, and what one process makes of them."""
 
     policy: PreTrainedModel
+    reference: Reference | None
     strategy: str
 
     @classmethod
-    def of(cls, policy: PreTrainedModel, strategy: object) -> StrategyCheck:
-        """Copies the policy as it is before the strategy wraps it."""
-        return cls(policy=copy.deepcopy(policy), strategy=type(strategy).__name__)
+    def of(cls, policy: PreTrainedModel, strategy: object, algorithm: GRPOAlgorithm) -> StrategyCheck:
+        """Copies the policy as it is before the strategy wraps it and a checkpoint is loaded."""
+        copied = copy.deepcopy(policy)
+        reference = Reference(copied, algorithm.ref_update_every) if algorithm.needs_reference else None
+        return cls(policy=copied, reference=reference, strategy=type(strategy).__name__)
 
-    def load_state_dict(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Takes the weights of the checkpoint that a run goes on from."""
+    def load_state_dict(self, weights: Mapping[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> None:
+        """Takes the weights of policy and reference of the checkpoint that a run goes on from."""
         load_whole(self.policy, weights)
+        if self.reference is not None:
+            self.reference.load_state_dict(reference)
 
     def hold(
         self,
@@ -63,12 +70,15 @@ class StrategyCheck:
         Args:
             experience: of this process, and what came of it in ``result``.
             problems: those of the whole rollout.
-            collector: one of a single process, as ``maker`` and ``update`` are.
+            collector: as the run's, like ``maker`` and ``update``; ``update`` as it was before that of the run.
             collective: of the strategy.
 
         Raises:
             ValueError: the problems, log-probabilities, completions or gradient norms differ in any process.
         """
+        alone = Collective()
+        collector, maker = replace(collector, collective=alone), replace(maker, collective=alone)
+        update = replace(update, collective=alone)
         faults = collective.gather_objects(
             self._fault(experience, result, problems, collector, maker, update, optimization, collective)
         )
@@ -94,6 +104,7 @@ class StrategyCheck:
         parts = collective.gather_objects((own, replace(experience.scored, rewards=[], metrics={})))
         samples = join_samples([part for part, _ in parts], int(collector.sampler.tokenizer.pad_token_id))
         samples = samples_to(samples, experience.keep.device)
+        self.policy.to(experience.keep.device)
         asked, had = ([problem.id for problem in some] for some in (problems, samples.prompts))
         if asked != had:
             return f"its processes had the problems {_shortened(had)}, not {_shortened(asked)}"
@@ -107,7 +118,11 @@ class StrategyCheck:
         if differing > max(1.0, NEAR_TIES * len(samples.completions)):
             return f"{differing} of {len(samples.completions)} completions differ"
         scored = join_scores(collector.rewards, [part for _, part in parts], {})
-        alone = maker.make(self.policy, self.policy, Collected(samples=samples, scored=scored, attempts=0))
+        reference = None
+        if self.reference is not None:
+            self.reference.renew(self.policy, samples.step)
+            reference = self.reference.model.to(experience.keep.device)
+        alone = maker.make(self.policy, reference, Collected(samples=samples, scored=scored, attempts=0))
         optimizer = optimization.build(self.policy.parameters())
         found = update.run(self.policy, optimizer, alone, lambda loss, last: loss.backward())
         norms = [(norms[:1] or [0.0])[0] for norms in (result.grad_norms, found.grad_norms)]

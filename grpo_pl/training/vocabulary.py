@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from grpo_pl.data.datamodule import RolloutDataModule
-from grpo_pl.data.demonstrations import read_demonstrations
+from grpo_pl.data.demonstrations import Demonstration, read_demonstrations
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.policy.template import PromptTemplate
@@ -24,6 +24,7 @@ from grpo_pl.policy.tokenizer import (
     shown_characters,
 )
 from grpo_pl.training.cold_start import MADE_UP, ColdStart, Stage
+from grpo_pl.training.demonstrated import DemonstrationBatches
 from grpo_pl.types import Problem
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def with_collected_characters(
     data: RolloutDataModule,
     cold_start: ColdStart | None,
     stage: Stage | None = None,
+    demonstrations: DemonstrationBatches | None = None,
 ) -> PolicyConfig:
     """``policy`` with the characters that ``from_data`` stands for; itself where they are given.
 
@@ -63,11 +65,14 @@ def with_collected_characters(
     if policy.characters != FROM_DATA or policy.from_scratch is None:
         return policy
     texts: Iterator[str] = (
-        text.text for text in texts_of_run(template, character_tokenizer(policy.tags), data, cold_start)
+        text.text for text in texts_of_run(template, character_tokenizer(policy.tags), data, cold_start, demonstrations)
     )
+    made: Iterable[Demonstration] = ()
     if cold_start is not None and cold_start.demonstrations is None:
-        made = (shown for batch in cold_start.made(data.source, stage) for shown in batch)
-        texts = chain(texts, (text for shown in made for text in (str(shown.question), shown.text)))
+        made = chain.from_iterable(cold_start.made(data.source, stage))
+    if demonstrations is not None and demonstrations.file is None:
+        made = chain(made, demonstrations.made(data.source))
+    texts = chain(texts, (text for shown in made for text in (str(shown.question), shown.text)))
     found = set[str]()
     with nullcontext() if stage is None else stage.open():
         for text in texts:
@@ -83,6 +88,7 @@ def check_vocabulary(
     data: RolloutDataModule,
     cold_start: ColdStart | None,
     say: Callable[[str], None],
+    demonstrations: DemonstrationBatches | None = None,
 ) -> None:
     """Refuses texts with characters that a vocabulary of single characters lacks, for they would be dropped.
 
@@ -96,7 +102,7 @@ def check_vocabulary(
     refused: list[_Lacking] = []
     dropped: list[_Lacking] = []
     unwanted: dict[int, tuple[PromptSource, dict[Split, set[int]]]] = {}
-    for text in texts_of_run(template, tokenizer, data, cold_start):
+    for text in texts_of_run(template, tokenizer, data, cold_start, demonstrations):
         totals[text.place] += 1
         lacking = lacking_characters(text.text, known, tags)
         if not lacking:
@@ -132,6 +138,7 @@ def texts_of_run(
     tokenizer: PreTrainedTokenizerBase,
     data: RolloutDataModule,
     cold_start: ColdStart | None,
+    demonstrations: DemonstrationBatches | None = None,
 ) -> Iterator[RunText]:
     """All that the policy reads or should write; of a source without a list, the first prompts."""
     for number, source in enumerate((data.source, *data.validation_sets.values())):
@@ -148,8 +155,11 @@ def texts_of_run(
                 gold = "".join(prompt.answer.split())  # its white space need not be written to answer right
                 for kind, text in (("prompts", rendered), ("gold answers", gold)):
                     yield RunText(place=f"{split} {kind}", text=text, source=leaf, split=split, prompt=prompt.id)
-    if cold_start is not None and cold_start.demonstrations and Path(cold_start.demonstrations).is_file():
-        for shown in read_demonstrations(cold_start.demonstrations):  # a run that goes on does without the file
+    files = (cold_start and cold_start.demonstrations, demonstrations and demonstrations.file)
+    for file in files:
+        if not file or not Path(file).is_file():  # a run that goes on does without that of a cold start
+            continue
+        for shown in read_demonstrations(file):
             prompt_text = template.render(shown.question, tokenizer)
             yield RunText(place="demonstrations", text=f"{prompt_text}{shown.text}")
 

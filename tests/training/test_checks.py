@@ -13,12 +13,16 @@ from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 from grpo_pl.distributed.sharding import transformer_blocks
 from grpo_pl.distributed.strategy import FSDP2Strategy
 from grpo_pl.distributed.tensor_parallel import check_layers
+from grpo_pl.environments.openai_agent import AgentEnvironment
+from grpo_pl.environments.tool_calls import TagCalls
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.privileged import PrivilegedText
 from grpo_pl.rewards import ExactReward
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.training.checks import check_engine, check_strategy, check_trainer
+from grpo_pl.training.demonstrated import DemonstrationBatches
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import Rollout, SamplingParams
 
@@ -56,6 +60,40 @@ def test_an_engine_that_takes_no_request_is_refused_in_one_line(engine: RolloutE
 
 def test_an_engine_that_passes_its_arguments_on_is_taken() -> None:
     check_engine(Passing(), GRPOAlgorithm(), SamplingParams(), staleness=0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        (
+            {
+                "algorithm": GRPOAlgorithm(demonstration_coef=0.5),
+                "demonstrations": DemonstrationBatches(),
+                "environment": AgentEnvironment(agent="agents.py:agent", parser=TagCalls()),
+            },
+            r"^model\.demonstrations\.file is null, but in model\.environment .* name a file of episodes",
+        ),
+        (
+            {
+                "algorithm": GRPOAlgorithm(distillation="reverse_kl", teacher_weights="live"),
+                "privileged": PrivilegedText(texts=["{answer}"]),
+                "environment": AgentEnvironment(agent="agents.py:agent", parser=TagCalls()),
+            },
+            r"^model\.privileged does not go with AgentEnvironment, which writes the prompts of its episodes itself",
+        ),
+        (
+            {
+                "algorithm": GRPOAlgorithm(observation_coef=0.1),
+                "sampling": SamplingParams(thinking_budget=4),
+                "environment": AgentEnvironment(agent="agents.py:agent", parser=TagCalls()),
+            },
+            r"^model\.algorithm\.observation_coef would learn the fed end of a thought .*thinking_budget null",
+        ),
+    ],
+)
+def test_parts_that_would_learn_something_else_are_refused(fields: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValueError, match=line):
+        GRPOModule(policy=PolicyConfig(path="none"), rewards=[ExactReward(correctness=True)], **fields)
 
 
 class _Own(SingleDeviceStrategy):

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -106,6 +107,7 @@ def test_a_step_is_the_sum_of_both_losses_in_their_shares(
     assert result.losses == pytest.approx([0.7 * of_rewards.losses[0] + 0.3 * (total / count).item()], rel=1e-5)
     summed, tokens = result.sums["demonstration/nll"]
     assert (float(summed), int(tokens)) == (pytest.approx(nll, rel=1e-5), count)
+    assert [float(value) for value in result.sums["demonstration/share"]] == [pytest.approx(0.3), 1.0]
 
 
 def test_demonstrations_are_learned_from_where_no_completion_is(
@@ -115,6 +117,16 @@ def test_demonstrations_are_learned_from_where_no_completion_is(
     moved, result = _moved(tiny_policy, nothing, CHORD, Demonstrated(examples=_examples(tokenizer), share=0.3))
     assert moved.any() and len(result.losses) == 1
     assert not _moved(tiny_policy, nothing, CHORD, None)[0].any()
+
+
+def test_a_share_of_0_is_no_demonstration_and_no_step(
+    experience: Experience, tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    unshown = Demonstrated(examples=_examples(tokenizer), share=0.0)
+    nothing = replace(experience, active=torch.zeros_like(experience.active))
+    moved, result = _moved(tiny_policy, nothing, CHORD, unshown)
+    assert not moved.any() and result.losses == [] and float(result.sums["demonstration/share"][0]) == 0.0
+    assert torch.equal(*(_moved(tiny_policy, experience, CHORD, shown)[0] for shown in (unshown, None)))
 
 
 def test_processes_share_the_demonstrations_and_each_has_its_own_step(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -133,8 +145,60 @@ def test_the_batch_of_a_step_follows_from_its_number(tokenizer: PreTrainedTokeni
         first, again, later = (batches.examples(number, source, dialogue) for number in (5, 5, 6))
         assert first == again != later and len(first) == 4
         assert all(all(each.written) and each.completion[-1] == tokenizer.eos_token_id for each in first)
-        batches.check()
-    with pytest.raises(ValueError, match=r"model\.demonstrations\.file: no such file: gone\.jsonl"):
-        DemonstrationBatches(file="gone.jsonl").check()
+        batches.check(source, dialogue, in_environment=False)
+        falling = replace(CHORD, demonstration_decay_rollouts=4, num_iterations=2)
+        assert batches.of_step(3, 0, algorithm=falling, source=source, dialogue=dialogue).examples == later
+        over = batches.of_step(4, 0, algorithm=falling, source=source, dialogue=dialogue)
+        assert over == Demonstrated(examples=[], share=0.0)
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         DemonstrationBatches(batch_size=0)
+
+
+class Mute(ArithmeticPrompts):
+    def demonstration(self, prompt: Problem, rng: random.Random) -> str | None:
+        return None
+
+
+class Accented(ArithmeticPrompts):
+    def demonstration(self, prompt: Problem, rng: random.Random) -> str:
+        return "é"
+
+
+@pytest.mark.parametrize(
+    ("source", "row", "line"),
+    [
+        (Mute(digits=1), None, r"^Mute has no demonstrations: name a file as model\.demonstrations\.file, or override"),
+        (Accented(digits=1), None, r"^the vocabulary lacks 'é' \(U\+00E9\), in 500 of 500 demonstrations"),
+        (Mute(digits=1), {"prompt": "1+1=", "completion": "½"}, r"^the vocabulary lacks '½' \(U\+00BD\), in 1 of 1"),
+        (
+            Mute(digits=1),
+            {"messages": [{"role": role, "content": "1"} for role in ("user", "assistant") * 2]},
+            r"shown\.jsonl holds episodes of several turns: set model\.environment\.$",
+        ),
+        (Mute(digits=1), {"prompt": "1+1=", "completion": "2"}, r"does not begin with the template's prefill 'So '"),
+    ],
+)
+def test_what_a_run_cannot_learn_from_is_refused_before_it(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, source: ArithmeticPrompts, row: Any, line: str
+) -> None:
+    file = tmp_path / "shown.jsonl"
+    file.write_text(json.dumps(row))
+    batches = DemonstrationBatches(file=None if row is None else str(file))
+    dialogue = Dialogue(template=PromptTemplate(prefill="So "), tokenizer=tokenizer)
+    with pytest.raises(ValueError, match=line):
+        batches.check(source, dialogue, in_environment=False)
+    with pytest.raises(ValueError, match=r"^model\.demonstrations\.file: no such file: gone\.jsonl"):
+        DemonstrationBatches(file="gone.jsonl").check(source, dialogue, in_environment=False)
+
+
+def test_a_source_without_demonstrations_ends_a_run_before_its_start(command_line: Any) -> None:
+    config = command_line.config(
+        "mute",
+        model__algorithm={"preset": "chord", "group_size": 4},
+        model__demonstrations={"file": None},
+        model__cold_start=None,
+        data__source={"class_path": f"{__name__}.Mute", "init_args": {"digits": 1}},
+    )
+    refused = command_line("fit", "--config", config)
+    assert refused.status == 1 and "Mute has no demonstrations: name a file as model.demonstrations.file" in refused.err
+    assert not (command_line.runs / "mute").exists()

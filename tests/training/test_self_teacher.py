@@ -171,6 +171,9 @@ def test_the_average_follows_the_policy_and_the_start_does_not(
     assert again.model is not None
     assert all(torch.equal(a, b) for a, b in zip(again.model.parameters(), average.model.parameters(), strict=True))
     assert not any(p.requires_grad for p in again.model.parameters())
+    start.load_state_dict({})
+    with pytest.raises(ValueError, match=r"no average of the policy .*: resume with the teacher_weights of its run"):
+        again.load_state_dict({})
 
 
 def test_siblings_are_the_first_other_right_one_and_a_better_one() -> None:

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.strategies import Strategy
 
 from grpo_pl.data.datamodule import RolloutDataModule
@@ -77,25 +79,47 @@ class Doubled(Own):
         return super().backward(2.0 * closure_loss, *arguments, **options)
 
 
-def _fit(strategy: Any, **fields: Any) -> GRPOModule:
+def _fit(
+    strategy: Any, *, lr: float = 1e-3, steps: int = 3, checkpoint: Path | None = None, **fields: Any
+) -> GRPOModule:
+    """A run; it goes on from ``checkpoint``, or, where there is none, writes it after its second rollout."""
     module = GRPOModule(
         policy=PolicyConfig(from_scratch=TINY_POLICY),
         rewards=[ExactReward(correctness=True), Letters()],
         sampling=SamplingParams(max_completion_length=8),
-        optimization=Optimization(lr=1e-3),
+        optimization=Optimization(lr=lr),
         max_tokens_per_microbatch=150,
         **{"strategy_checked": True, "algorithm": GRPOAlgorithm(group_size=4, beta=0.0), **fields},
     )
-    data = RolloutDataModule(ArithmeticPrompts(digits=1), steps=3, prompts_per_step=4)
+    data = RolloutDataModule(ArithmeticPrompts(digits=1), steps=steps, prompts_per_step=4)
     quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    more = {"limit_val_batches": 0, "inference_mode": False, "max_epochs": 1}
-    Trainer(accelerator="cpu", strategy=strategy, **quiet, **more).fit(module, data)
+    more: dict[str, Any] = {"limit_val_batches": 0, "inference_mode": False, "max_epochs": 1}
+    resumed = checkpoint if checkpoint is not None and checkpoint.exists() else None
+
+    def save(trainer: Trainer, module: Any, outputs: Any, batch: Any, index: int) -> None:
+        if checkpoint is not None and index == 1:
+            trainer.save_checkpoint(checkpoint)
+
+    more["callbacks"] = [] if resumed else [LambdaCallback(on_train_batch_end=save)]
+    Trainer(accelerator="cpu", strategy=strategy, **quiet, **more).fit(module, data, ckpt_path=resumed)
     return module
 
 
 def test_one_that_trains_as_one_process_is_taken_and_changes_nothing() -> None:
     ours, plain = _fit(Own()).state_dict(), _fit("auto").state_dict()
     assert all(torch.equal(ours[name], weight) for name, weight in plain.items())
+
+
+def test_one_is_taken_beside_an_entropy_target() -> None:
+    _fit(Own(), algorithm=GRPOAlgorithm(group_size=4, beta=0.0, entropy_target=9.0, entropy_coef_step=1.0))
+
+
+def test_a_resumed_run_is_held_with_its_own_reference(tmp_path: Path) -> None:
+    algorithm, file = GRPOAlgorithm(group_size=4, beta=10.0), tmp_path / "second.ckpt"
+    _fit(Own(), algorithm=algorithm, lr=0.03, checkpoint=file)
+    assert file.exists()
+    module = _fit(Own(), algorithm=algorithm, lr=0.03, checkpoint=file, steps=5)
+    assert module._strategy_check is None
 
 
 @pytest.mark.parametrize(

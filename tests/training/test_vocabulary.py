@@ -1,6 +1,7 @@
 """Characters of data, template and demonstrations that a from-scratch vocabulary holds, lacks or collects."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,24 @@ import yaml
 
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.data.json_lines import JsonLinesPrompts
+from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 from grpo_pl.files.sharded_checkpoints import read_checkpoint
 from grpo_pl.policy.loading import PolicyConfig, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import CHARACTERS, known_characters
 from grpo_pl.policy.trained import find_model
 from grpo_pl.training.cold_start import ColdStart
+from grpo_pl.training.demonstrated import DemonstrationBatches
 from grpo_pl.training.vocabulary import with_collected_characters
+from grpo_pl.types import Problem
 from tests.conftest import TINY_POLICY
 
 LINES = "grpo_pl.data.json_lines.JsonLinesPrompts"
+
+
+class Accented(ArithmeticPrompts):
+    def demonstration(self, prompt: Problem, rng: random.Random) -> str:
+        return "é"
 
 
 def _rows(count: int = 12) -> list[dict[str, str]]:
@@ -96,6 +105,17 @@ def test_characters_are_collected_from_everything_that_is_read_or_written(tmp_pa
     found = with_collected_characters(policy, template, RolloutDataModule(source), shown)
     assert found.characters == CHARACTERS + "".join(sorted("éßü\t→😀"))
     assert with_collected_characters(found, template, RolloutDataModule(source), None) is found
+    batches = DemonstrationBatches(file=shown.demonstrations)
+    also = with_collected_characters(policy, template, RolloutDataModule(source), None, demonstrations=batches)
+    assert also.characters == found.characters
+    own = with_collected_characters(
+        policy,
+        template,
+        RolloutDataModule(Accented(), steps=1, prompts_per_step=2),
+        None,
+        demonstrations=DemonstrationBatches(),
+    )
+    assert own.characters == CHARACTERS + "".join(sorted("é→😀"))
 
 
 def test_collected_characters_stay_those_of_the_run(command_line: Any, tmp_path: Path) -> None:

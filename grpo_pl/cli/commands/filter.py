@@ -228,7 +228,9 @@ def _configured(given: Config, data: RolloutDataModule, device: str) -> Answerer
     module = given.build("model", GRPOModule)
     quiet_libraries()
     module.derive_defaults(data)
-    policy = with_collected_characters(module.policy_config, module.template, data, module.cold_start, module.stage)
+    policy = with_collected_characters(
+        module.policy_config, module.template, data, module.cold_start, module.stage, module.demonstrations
+    )
     tokenizer, path = load_tokenizer(policy), None
     if module.cold_start is not None:
         place = torch.device(device)

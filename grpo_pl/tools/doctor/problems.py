@@ -90,7 +90,7 @@ def _unwritable(module: GRPOModule, data: RolloutDataModule) -> tuple[int, int, 
         return 0, 0, ""
     texts = unwritable = 0
     characters: dict[str, None] = {}
-    for text in texts_of_run(module.template, tokenizer, data, module.cold_start):
+    for text in texts_of_run(module.template, tokenizer, data, module.cold_start, module.demonstrations):
         texts += 1
         if lacking := lacks(text.text):
             unwritable += 1
