@@ -46,7 +46,7 @@ from grpo_pl.training.collect import pass_rates
 from grpo_pl.training.defaults import Derived, derive, run_facts, unset_fields, with_values
 from grpo_pl.training.demonstrated import DemonstrationBatches
 from grpo_pl.training.experience import Experience, ExperienceMaker
-from grpo_pl.training.frozen_models import Reference, Teachers, check_sources, check_tokenizers, teacher_configs
+from grpo_pl.training.frozen_models import Teachers, check_sources, check_tokenizers, teacher_configs
 from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.metrics import REFLECTION_WORDS, StepLog, without_value
 from grpo_pl.training.microbatches import TokenBudget
@@ -55,7 +55,7 @@ from grpo_pl.training.partial_rollouts import PartialRolloutBuffer, PartialRollo
 from grpo_pl.training.policy_module import PolicyModule
 from grpo_pl.training.prefetch import PrefetchedRollouts
 from grpo_pl.training.progress import stopwatch
-from grpo_pl.training.self_teacher import SelfTeacher
+from grpo_pl.training.scoring_models import ScoringModels
 from grpo_pl.training.strategy_check import StrategyCheck
 from grpo_pl.training.sync_proof import SyncProof
 from grpo_pl.training.update import PolicyUpdate, UpdateResult
@@ -153,9 +153,7 @@ class GRPOModule(PolicyModule):
         self.privileged = privileged
         self._default_engine = self.engine if engine is None else None
         self._configured_mismatch = algorithm.mismatch
-        self._reference: Reference | None = None
-        self._teachers: Teachers | None = None
-        self._self_teacher: SelfTeacher | None = None
+        self._scoring = ScoringModels()
         self._sync_proof = SyncProof()
         self._prefetched: PrefetchedRollouts | None = None
         self._stored_rollouts: list[dict[str, Any]] = []  # a checkpoint's, as long as nobody has taken them
@@ -244,29 +242,17 @@ class GRPOModule(PolicyModule):
             self._strategy_check = StrategyCheck.of(policy, self.trainer.strategy, self.algorithm)
         if self.activation_checkpointing:
             policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        if self.algorithm.needs_reference and training and self._reference is None:
-            self._reference = Reference(policy, self.algorithm.ref_update_every)
-        weights = self.algorithm.teacher_weights
-        if self.privileged is not None and weights != "model" and training and self._self_teacher is None:
-            self._self_teacher = SelfTeacher(
-                policy,
-                weights=weights,
-                rate=self.algorithm.teacher_rate,
-                text=self.privileged,
-                dialogue=self.sampler.dialogue,
-            )
-        copies = [each.model for each in (self._reference, self._self_teacher) if each is not None]
+        if training:
+            self._scoring.copy_policy(policy, self.algorithm, self.privileged, self.sampler)
         if sharding and not is_sharded(policy):
             if sharding.tensor_mesh is not None:
                 check_layers(policy, transformer_blocks(policy), sharding.tensor_mesh.size())
             shard(policy, sharding)
         if sharding:
-            for model in copies:
-                if model is not None and not is_sharded(model):
-                    shard(model, sharding)
-        if self.algorithm.needs_teacher and self._self_teacher is None and training and self._teachers is None:
+            self._scoring.shard(sharding)
+        if training and self.algorithm.needs_teacher and self._scoring.teacher is None:
             self.check_teachers(self._data)
-            self._teachers = Teachers(self.teacher_configs, self.tokenizer, sharding)
+            self._scoring.teachers = Teachers(self.teacher_configs, self.tokenizer, sharding)
 
     def check_teachers(self, data: RolloutDataModule) -> None:
         """Refuses teachers that lack a part of the data, or would read other tokens than the policy writes."""
@@ -312,11 +298,7 @@ class GRPOModule(PolicyModule):
                 precision=self.trainer.precision_plugin.forward_context,
             )
             self._hand_over_rollouts()
-        for kept in (self._reference, self._self_teacher):
-            if kept is not None and kept.model is not None and not is_sharded(kept.model):
-                model = kept.model.to(self.device)
-                if model.dtype != (dtype := self.require_policy().dtype):  # trainer.precision: 64-true
-                    model.to(dtype)
+        self._scoring.move_to(self.device, self.require_policy().dtype)
 
     def on_train_start(self) -> None:
         if self._stored_rollouts:
@@ -379,10 +361,7 @@ class GRPOModule(PolicyModule):
         policy, collector, proof = self.require_policy(), self.collector, self._sync_proof
         optimizer = cast(torch.optim.Optimizer, self.optimizers())
         self.budget.resolve(policy, trained_before=bool(optimizer.state), collective=self.collective)
-        if self._reference is not None:
-            self._reference.renew(policy, batch.step)
-        if self._self_teacher is not None:
-            self._self_teacher.renew(policy, batch.step)
+        self._scoring.renew(policy, batch.step)
         seconds: dict[str, float] = {}
         with self._gathered_for_engine() as drawn_from:
             # prompts → rollout: drawn beside earlier updates, in parts, or here and now
@@ -411,8 +390,8 @@ class GRPOModule(PolicyModule):
             if self._prefetched is not None:
                 self._prefetched.launch(batch.step)
             # → advantage, and the log-probabilities that the loss compares to
-            reference = None if self._reference is None else self._reference.model
-            return self._experience_maker().make(policy, reference, collected, self._teachers or self._self_teacher)
+            reference = None if self._scoring.reference is None else self._scoring.reference.model
+            return self._experience_maker().make(policy, reference, collected, self._scoring.teacher)
 
     def update(self, experience: Experience) -> UpdateResult:
         """Advantage → loss → update."""
@@ -495,8 +474,7 @@ class GRPOModule(PolicyModule):
         checkpoint["entropy_control"] = self._entropy_control.state_dict()
         checkpoint["rollouts"] = self._stored_rollouts if self._prefetched is None else self._prefetched.state_dict()
         checkpoint["carried"] = {} if self._partial is None else self._partial.state_dict()
-        checkpoint["reference"] = {} if self._reference is None else self._reference.state_dict()
-        checkpoint["self_teacher"] = {} if self._self_teacher is None else self._self_teacher.state_dict()
+        checkpoint |= self._scoring.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         characters = self.policy_config.characters
@@ -521,10 +499,7 @@ class GRPOModule(PolicyModule):
         elif carried and self._partial is not None:
             longest = self.sampling.max_completion_length
             self._partial.load_state_dict(carried, group_size=self.algorithm.group_size, longest=longest)
-        if self._reference is not None:
-            self._reference.load_state_dict(checkpoint["reference"])
-        if self._self_teacher is not None:
-            self._self_teacher.load_state_dict(checkpoint.get("self_teacher") or {})
+        self._scoring.load_state_dict(checkpoint)
 
     def _hand_over_rollouts(self) -> None:
         """Sharded checkpoints are read after the start of a fit, others before."""

@@ -1,0 +1,89 @@
+"""``ScoringModels``: the models beside the policy that score its samples in a run: reference, teachers, itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from grpo_pl.distributed.sharding import Sharding, shard
+from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.policy.privileged import PrivilegedText
+from grpo_pl.policy.weights import is_sharded
+from grpo_pl.rollout.sampler import CompletionSampler
+from grpo_pl.training.frozen_models import Reference, Teachers
+from grpo_pl.training.self_teacher import SelfTeacher
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+
+@dataclass(kw_only=True)
+class ScoringModels:
+    """What an objective asks for of a reference, teachers, and the policy as its own teacher; None before a fit."""
+
+    reference: Reference | None = None
+    teachers: Teachers | None = None
+    self_teacher: SelfTeacher | None = None
+
+    def copy_policy(
+        self,
+        policy: PreTrainedModel,
+        algorithm: GRPOAlgorithm,
+        privileged: PrivilegedText | None,
+        sampler: CompletionSampler,
+    ) -> None:
+        """Makes the copies of the policy that the objective asks for, and that an earlier fit has not made."""
+        if algorithm.needs_reference and self.reference is None:
+            self.reference = Reference(policy, algorithm.ref_update_every)
+        weights = algorithm.teacher_weights
+        if privileged is not None and weights != "model" and self.self_teacher is None:
+            self.self_teacher = SelfTeacher(
+                policy, weights=weights, rate=algorithm.teacher_rate, text=privileged, dialogue=sampler.dialogue
+            )
+
+    @property
+    def copies(self) -> list[PreTrainedModel]:
+        """The copies of the policy; with adapters the policy itself may be among them."""
+        found = [each.model for each in (self.reference, self.self_teacher) if each is not None]
+        return [model for model in found if model is not None]
+
+    @property
+    def teacher(self) -> Teachers | SelfTeacher | None:
+        """What the policy learns from besides rewards."""
+        return self.teachers or self.self_teacher
+
+    def shard(self, sharding: Sharding) -> None:
+        """Shards the copies that are whole."""
+        for model in self.copies:
+            if not is_sharded(model):
+                shard(model, sharding)
+
+    def move_to(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Moves the copies that are whole to the policy's device and type, which ``trainer.precision`` may change."""
+        for model in self.copies:
+            if not is_sharded(model):
+                model.to(device)
+                if model.dtype != dtype:
+                    model.to(dtype)
+
+    def renew(self, policy: PreTrainedModel, rollout: int) -> None:
+        """Brings reference and average up to date before a rollout, where that is due."""
+        for each in (self.reference, self.self_teacher):
+            if each is not None:
+                each.renew(policy, rollout)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Entries of a checkpoint. Every process must call it; the first one gets the weights."""
+        return {
+            "reference": {} if self.reference is None else self.reference.state_dict(),
+            "self_teacher": {} if self.self_teacher is None else self.self_teacher.state_dict(),
+        }
+
+    def load_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Takes the entries of a checkpoint."""
+        if self.reference is not None:
+            self.reference.load_state_dict(checkpoint.get("reference") or {})
+        if self.self_teacher is not None:
+            self.self_teacher.load_state_dict(checkpoint.get("self_teacher") or {})
