@@ -156,7 +156,7 @@ def test_an_error_in_a_reward_function_names_its_line(command_line: Any, tmp_pat
     config = command_line.config("usage", model__cold_start=None, model__rewards=[reward])
     outcome = command_line("fit", "--config", config, "--trainer.limit_val_batches=0")
     line = f"ZeroDivisionError: division by zero, raised by the reward function '{file}:broken' ({file}, line 2)"
-    tried = "reward 'function' failed before the start, on 4 texts that try it"
+    tried = "reward 'function' failed before the start, on 8 texts that try it"
     assert outcome.status == 1 and outcome.err.endswith(f"grpo-pl fit: error: {tried}: {line}\n")
 
 
