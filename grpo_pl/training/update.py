@@ -89,7 +89,7 @@ class PolicyUpdate:
             report = partial(self.report, "update", number, steps)
             shown = None if self.demonstrated is None else self.demonstrated(number)
             if shown is not None:
-                share = torch.tensor([shown.share, 1.0], device=experience.keep.device)
+                share = torch.tensor([shown.share, 1.0], dtype=torch.float64, device=experience.keep.device)
                 sums = _added(sums, {"demonstration/share": (share[0], share[1])})
                 shown = shown if shown.share > 0.0 else None
             accumulate = partial(self._accumulate, policy, optimizer, experience, rows, backward, report, shown)
