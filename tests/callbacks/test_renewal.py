@@ -138,7 +138,10 @@ def test_new_rows_of_a_file_are_used_once(command_line: Any, reward_model: Path,
     ("settings", "told"),
     [
         ({"reward": "other"}, "RenewRewardModel.reward is 'other'; the ModelRewards of this run are: model"),
-        ({"judge": {"class_path": "grpo_pl.rewards.ModelReward", "init_args": {"model": "./nowhere"}}}, "./nowhere"),
+        (
+            {"judge": {"class_path": "grpo_pl.rewards.ModelReward", "init_args": {"model": "./nowhere"}}},
+            "error: cannot load the model: there is no folder './nowhere'",  # a rollout would ask for its tokenizer
+        ),
         ({"judge": None, "preferences": "nowhere.jsonl"}, "RenewRewardModel.preferences: no such file: nowhere.jsonl"),
     ],
 )
