@@ -1,9 +1,11 @@
 """Agents over HTTP: what they ask and say, what they may do wrong, and what the policy's text cannot reach."""
 
+import json
 import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import psutil
 import pytest
 
 from grpo_pl.environments import EnvironmentPool, PoolLimits, Transition, episode_value
+from grpo_pl.environments.agent_session import AgentSession
 from grpo_pl.environments.in_processes import _is_of_this_interpreter
 from grpo_pl.environments.openai_agent import AgentEnvironment
 from grpo_pl.environments.tool_calls import TagCalls
@@ -247,3 +250,28 @@ def test_openais_client_runs_unchanged() -> None:
             pool.step(number, "6", drawn={"finish_reason": "stop", "prompt_tokens": 9, "completion_tokens": 2})
         ends = pool.collect_all()
         assert [(ends[n].status, ends[n].reward, ends[n].detail) for n in range(3)] == 3 * [("ok", 11.0, "")]
+
+
+def test_ids_of_calls_repeat_and_the_end_answers_every_call_that_waits() -> None:
+    session, body = AgentSession(TagCalls(), takes_reward=True), {"messages": [{"role": "user", "content": "7*6="}]}
+    headers = {"Authorization": f"Bearer {session.key}"}
+
+    def post() -> Any:
+        return session.respond("POST", "/v1/chat/completions", headers, json.dumps(body).encode())
+
+    with ThreadPoolExecutor(2) as threads:
+        body["tools"] = [{"type": "function", "function": {"name": "calc", "parameters": {"properties": {"e": {}}}}}]
+        asked = threads.submit(post)
+        call = session.events.get(timeout=5)
+        session.observation(call.request)
+        session.answer(call, "<calc>7*6</calc>", {})
+        (made,) = json.loads(asked.result(5).body)["choices"][0]["message"]["tool_calls"]
+        assert made["id"] == "call_1_0"
+        equal = [threads.submit(post) for _ in range(2)]
+        for _ in equal:
+            session.events.get(timeout=5)
+        session.end("over")
+        assert [one.result(5).status for one in equal] == [400, 400]
+    paid = {"Authorization": f"Bearer {session.reward_key}"}
+    assert [session.respond("POST", "/v1/reward", paid, b'{"reward": 1}').status for _ in range(2)] == [200, 400]
+    session.close()
