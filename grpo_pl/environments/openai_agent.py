@@ -37,7 +37,7 @@ class AgentEnvironment(Environment):
 
     The first call is the prompt, what later ones add are observations, and the policy's actions are the answers. The
     tokens that were drawn stay as they are; a call that does not continue the one before has no place in the row, and
-    its session has no value. ``temperature``, ``seed`` and the like have no effect.
+    ends the session (``on_rewrite``). ``temperature``, ``seed`` and the like have no effect.
 
     A program reads the task as JSON from its standard input and finds ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` among
     its variables. It runs with the rights of the user, see SECURITY.md.
