@@ -136,7 +136,7 @@ class RenewRewardModel(StepCallback):
 
     @property
     def state_key(self) -> str:
-        return self._generate_state_key(reward=self.reward)
+        return f"RenewRewardModel: {self.reward}"
 
     def state_dict(self) -> dict[str, Any]:
         tensors = self._restored

@@ -7,6 +7,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -155,9 +156,18 @@ class _IndexUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if (module, name) not in _INDEX_CLASSES:
             raise pickle.UnpicklingError(f"{module}.{name} does not belong into the index of a checkpoint")
         return super().find_class(module, name)
+
+
+def _member(kind: Any, name: str) -> Enum:
+    """What ``getattr`` stands for in an index: early versions of Python 3.11 write a member of an enumeration so."""
+    if not (isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__):
+        raise pickle.UnpicklingError(f"{name!r} of {kind!r} does not belong into the index of a checkpoint")
+    return kind[name]
 
 
 def _open(folder: Path) -> tuple[_SafeReader, dict[str, Any]]:

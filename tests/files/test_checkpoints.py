@@ -1,12 +1,16 @@
 """Checkpoints that are incomplete, damaged or hostile: seen, passed over, never executed."""
 
+import copyreg
+import io
 import os
 import pickle
+from collections import ChainMap
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 from grpo_pl.distributed.strategy import CheckpointFiles
 from grpo_pl.files.checkpoints import CheckpointError, annotate, broken, checkpoint_path, facts_of, newest_whole, seal
@@ -111,6 +115,30 @@ def test_a_malicious_index_of_a_sharded_checkpoint_is_refused_and_not_executed(t
     with pytest.raises(CheckpointError, match="refused: reading it could run code"):
         read_sharded(path)
     assert not (tmp_path / "trace").exists()
+
+
+class Attribute:
+    def __init__(self, owner: object, name: str) -> None:
+        self.owner, self.name = owner, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.owner, self.name)
+
+
+def test_of_attributes_an_index_may_name_the_members_of_enumerations_alone(tmp_path: Path) -> None:
+    """Python 3.11.2 writes these as ``getattr(kind, name)``."""
+    path = _sharded(tmp_path)
+    index, text = pickle.loads((path / ".metadata").read_bytes()), io.BytesIO()
+    pickler = pickle.Pickler(text)
+    by_name = {_MEM_FORMAT_ENCODING: lambda one: (getattr, (type(one), one.name))}
+    pickler.dispatch_table = ChainMap(by_name, copyreg.dispatch_table)  # type: ignore[attr-defined]
+    pickler.dump(index)
+    assert b"getattr" in text.getvalue()
+    (path / ".metadata").write_bytes(text.getvalue())
+    assert torch.equal(read_checkpoint(path)["state_dict"]["policy.weight"], STATE["state_dict"]["policy.weight"])
+    (path / ".metadata").write_bytes(pickle.dumps(Attribute(Metadata, "__init__")))
+    with pytest.raises(CheckpointError, match="refused: reading it could run code"):
+        read_sharded(path)
 
 
 def test_pickled_objects_listed_in_a_sharded_checkpoint_are_refused(tmp_path: Path) -> None:
