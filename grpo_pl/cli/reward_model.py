@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.callbacks import RichProgressBar
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser
 
-from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
 from grpo_pl.callbacks.held_out import ValidateAtBothEnds
 from grpo_pl.callbacks.record import KeepConfiguration
 from grpo_pl.callbacks.termination import StopOnSignal
 from grpo_pl.cli.help_page import split_help
 from grpo_pl.cli.run_folder import TRAINER_DEFAULTS, as_list, follow_launcher, open_run, run_loggers, write_into
-from grpo_pl.cli.trainer import TrainerParser
+from grpo_pl.cli.trainer import RunCLI, TrainerParser
 from grpo_pl.config.objects import read_tree, values_of
 from grpo_pl.distributed.strategy import is_first_process
 from grpo_pl.training.checks import check_extras, check_length, check_precision, check_strategy
@@ -32,7 +31,7 @@ def trains_reward_model(args: Sequence[str]) -> bool:
     return named or any(arg.startswith("--model.classifier") for arg in args)
 
 
-class RewardModelCLI(LightningCLI):
+class RewardModelCLI(RunCLI):
     """``fit`` of a reward model: metrics, checkpoints, and at the end the export that a ``ModelReward`` loads."""
 
     def __init__(self, args: list[str]) -> None:
@@ -55,24 +54,14 @@ class RewardModelCLI(LightningCLI):
         return {"fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule", "weights_only"}}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_lightning_class_args(RolloutCheckpoint, "checkpoint")
+        super().add_arguments_to_parser(parser)
         parser.set_defaults({"checkpoint.monitor": "val/agreement"})
-        parser.add_argument("--runs_dir", type=str, default="runs", help="Folder that holds one folder per run.")
-        parser.add_argument("--name", type=str | None, default=None, help="Name; by default the stem of --config.")
-        parser.add_argument("--resume", action="store_true", help="Go on with the newest run of that name.")
-
-    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parses without Lightning's warning about ``args`` beside ``sys.argv``, which are the same here."""
-        self.config = parser.parse_args(args)
-
-    def _parse_ckpt_path(self) -> None:
-        """Does nothing: hyperparameters inside a checkpoint do not win over the command line."""
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         arguments = super()._prepare_subcommand_kwargs(subcommand)
         if self._run.checkpoint is not None:
             arguments["ckpt_path"] = str(self._run.checkpoint)
-        return {**arguments, "weights_only": True}  # tensors and plain values only
+        return arguments
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         built, given = self.config_init["fit"], self.config["fit"]

@@ -64,7 +64,33 @@ class TrainerParser(Parser, LightningArgumentParser):
         return super().format_help(*args, **kwargs)
 
 
-class GRPOCLI(LightningCLI):
+class RunCLI(LightningCLI):
+    """A LightningCLI whose run has a folder, and which reads tensors and plain values of checkpoints alone."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_lightning_class_args(RolloutCheckpoint, "checkpoint")
+        parser.add_argument("--runs_dir", type=str, default="runs", help="Folder that holds one folder per run.")
+        parser.add_argument(
+            "--name", type=str | None, default=None, help="Name of the run; by default the stem of the first --config."
+        )
+        parser.add_argument(
+            "--resume",
+            action="store_true",
+            help="Go on with the newest run of that name from its last whole checkpoint, in its folder (`fit` only).",
+        )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parses without Lightning's warning about ``args`` beside ``sys.argv``, which are the same here."""
+        self.config = parser.parse_args(args)
+
+    def _parse_ckpt_path(self) -> None:
+        """Does nothing: Lightning would let hyperparameters inside a checkpoint win over the command line."""
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        return {**super()._prepare_subcommand_kwargs(subcommand), "weights_only": True}
+
+
+class GRPOCLI(RunCLI):
     """``fit`` and ``validate``; every ``fit`` gets a run folder."""
 
     trainer_kind: type[Trainer] = Trainer
@@ -105,21 +131,12 @@ class GRPOCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         add_preset_option(parser)
         parser.link_arguments("seed_everything", "model.seed", compute_fn=int)
-        parser.add_lightning_class_args(RolloutCheckpoint, "checkpoint")
+        super().add_arguments_to_parser(parser)
         parser.add_lightning_class_args(CompletionsLog, "completions")
         parser.add_lightning_class_args(SampleTable, "samples")
         parser.add_lightning_class_args(RewardWatch, "watch")
-        parser.add_argument("--runs_dir", type=str, default="runs", help="Folder that holds one folder per run.")
-        parser.add_argument(
-            "--name", type=str | None, default=None, help="Name of the run; by default the stem of the first --config."
-        )
         parser.add_argument(
             "--profile", action="store_true", help="Print where the time of a step goes, at the end of `fit`."
-        )
-        parser.add_argument(
-            "--resume",
-            action="store_true",
-            help="Go on with the newest run of that name from its last whole checkpoint, in its folder (`fit` only).",
         )
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
@@ -154,21 +171,16 @@ class GRPOCLI(LightningCLI):
                     action.help = "checkpoint of an earlier run: its weights, optimizer and counters are restored."
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-        """Has Lightning read checkpoints as tensors and plain values only."""
         arguments = super()._prepare_subcommand_kwargs(subcommand)
         # set here, not by `fit(ckpt_path=…)`: the module reads it before it makes a cold start
         self.trainer.ckpt_path = arguments.pop("ckpt_path", None)
         if subcommand == "validate":
             arguments["verbose"] = False  # our own table has the intervals as well
-        return {**arguments, "weights_only": True}
-
-    def _parse_ckpt_path(self) -> None:
-        """Does nothing: Lightning would let hyperparameters inside a checkpoint win over the command line."""
+        return arguments
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parses without Lightning's warning about ``args`` beside ``sys.argv``, which are the same here."""
         require_fields(self._trees, self._parser(args[0]).groups or ())
-        self.config = parser.parse_args(args)
+        super().parse_arguments(parser, args)
 
     def _run_subcommand(self, subcommand: str) -> None:
         if self.run is not None and self.run.note:
