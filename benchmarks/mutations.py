@@ -83,8 +83,8 @@ MUTATIONS = [
     ),
     *_all(
         "losses", "grpo_pl/objective", "tests/objective/test_algorithm.py",
-        ("total + self.beta * token_kl", "total - self.beta * token_kl"),
-        ("total - self.entropy_coef * tokens.entropy", "total + self.entropy_coef * tokens.entropy"),
+        ("total + a.beta * token_kl", "total - a.beta * token_kl"),
+        ("total - a.entropy_coef * tokens.entropy", "total + a.entropy_coef * tokens.entropy"),
     ),
     *_all(
         "losses", "grpo_pl/training", "tests/training/test_update.py",

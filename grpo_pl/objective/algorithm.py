@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from grpo_pl.functional import advantages as adv
-from grpo_pl.functional import covariance, kl, losses, turn_credit
+from grpo_pl.functional import covariance, losses, turn_credit
 from grpo_pl.functional.advantages import Advantages
 from grpo_pl.functional.losses import LossOutput
 from grpo_pl.functional.sampling import row_key
@@ -25,7 +25,7 @@ from grpo_pl.functional.trust_region import LikelyTokens
 from grpo_pl.objective.checks import check_objective
 from grpo_pl.objective.custom import AdvantageEstimator, RewardedGroups, SurrogateObjective, TokenBatch
 from grpo_pl.objective.fields import WITHOUT_RATIO, Objective
-from grpo_pl.objective.policy_term import Stats, clip_stats, sampler_term, surrogate
+from grpo_pl.objective.policy_term import Stats, token_losses
 
 __all__ = ["Advantages", "GRPOAlgorithm", "LossOutput"]
 
@@ -404,7 +404,7 @@ class GRPOAlgorithm(Objective):
             sampling_logprobs=masked(sampling_logprobs),
             likely=likely if self.needs_likely else None,
         )
-        total, stats = self._token_losses(tokens, log_ratio, entropy_mask, covariance_mask)
+        total, stats = token_losses(self, tokens, log_ratio, entropy_mask, covariance_mask)
         if divergence is not None and self.needs_divergence:
             divergence = divergence.masked_fill(~mask if taught is None else ~(mask & taught), 0.0)
             total = total + self.distillation_coef * divergence
@@ -421,32 +421,3 @@ class GRPOAlgorithm(Objective):
             loss = loss + self.observation_coef * (observation_weights * surprise).sum()
             sums["observation/nll"] = (surprise.detach().sum(), observed.sum())
         return LossOutput(loss=loss, stats=sums)
-
-    def _token_losses(
-        self, tokens: TokenBatch, log_ratio: Tensor, entropy_mask: Tensor | None, covariance_mask: Tensor | None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Each token's loss before its weight, and what is logged of it, all (B, T)."""
-        total = -surrogate(self, tokens)
-        stats = clip_stats(self, log_ratio, tokens)
-        if covariance_mask is not None and self.needs_covariance:
-            if self.covariance == "clip":
-                total = total.masked_fill(covariance_mask, 0.0)
-            else:
-                total = total + self.covariance_kl_coef * covariance.held_back(log_ratio, covariance_mask)
-            stats["covariance/chosen"] = covariance_mask.to(total.dtype)
-        weight, found = sampler_term(self, tokens)
-        total, stats = total * weight, stats | found
-        if entropy_mask is not None:
-            total = total * entropy_mask
-        if tokens.ref_logprobs is not None:
-            token_kl = kl.estimate(self.kl_estimator, tokens.logprobs, tokens.ref_logprobs, log_ratio.exp())
-            total = total + self.beta * token_kl if self.kl_in_loss else total
-            stats["kl"] = token_kl
-        if tokens.sampling_logprobs is not None and self.anchor_coef > 0:
-            anchor = (tokens.logprobs - tokens.sampling_logprobs).square()
-            total = total + self.anchor_coef * anchor
-            stats["sampling/anchor"] = anchor
-        if tokens.entropy is not None:
-            total = total - self.entropy_coef * tokens.entropy
-            stats["entropy"] = tokens.entropy
-        return total, stats

@@ -1,4 +1,4 @@
-"""The policy term of the loss: the surrogate of each token, its weight against sampler mismatch, and metrics."""
+"""The loss of each token: surrogate, weight against sampler mismatch, KL, anchor and entropy; and its metrics."""
 
 from __future__ import annotations
 
@@ -8,12 +8,42 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from grpo_pl.functional import losses, trust_region
+from grpo_pl.functional import covariance, kl, losses, trust_region
 from grpo_pl.objective.custom import SurrogateObjective, TokenBatch
 from grpo_pl.objective.fields import Objective
 
 Stats = dict[str, Tensor]
 """Metrics of each token, (B, T), under TRL's names."""
+
+
+def token_losses(
+    a: Objective, tokens: TokenBatch, log_ratio: Tensor, entropy_mask: Tensor | None, covariance_mask: Tensor | None
+) -> tuple[Tensor, Stats]:
+    """Each token's loss before its weight and without what a teacher adds, and its metrics, all (B, T)."""
+    total = -surrogate(a, tokens)
+    stats = clip_stats(a, log_ratio, tokens)
+    if covariance_mask is not None and a.needs_covariance:
+        if a.covariance == "clip":
+            total = total.masked_fill(covariance_mask, 0.0)
+        else:
+            total = total + a.covariance_kl_coef * covariance.held_back(log_ratio, covariance_mask)
+        stats["covariance/chosen"] = covariance_mask.to(total.dtype)
+    weight, found = sampler_term(a, tokens)
+    total, stats = total * weight, stats | found
+    if entropy_mask is not None:
+        total = total * entropy_mask
+    if tokens.ref_logprobs is not None:
+        token_kl = kl.estimate(a.kl_estimator, tokens.logprobs, tokens.ref_logprobs, log_ratio.exp())
+        total = total + a.beta * token_kl if a.kl_in_loss else total
+        stats["kl"] = token_kl
+    if tokens.sampling_logprobs is not None and a.anchor_coef > 0:
+        anchor = (tokens.logprobs - tokens.sampling_logprobs).square()
+        total = total + a.anchor_coef * anchor
+        stats["sampling/anchor"] = anchor
+    if tokens.entropy is not None:
+        total = total - a.entropy_coef * tokens.entropy
+        stats["entropy"] = tokens.entropy
+    return total, stats
 
 
 def surrogate(a: Objective, tokens: TokenBatch) -> Tensor:

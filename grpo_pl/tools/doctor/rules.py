@@ -102,28 +102,23 @@ def constant_reward(s: RunStatistics) -> Found:
 
 def left_out(s: RunStatistics) -> Found:
     """Sessions of an agent, or episodes, that have no value."""
-    share = s.share("left_out")
-    if s.total("completions") < MIN_COMPLETIONS or share <= LEFT_OUT:
-        return None
-    why = next((rollout.left_out_by for rollout in s.rollouts if rollout.left_out_by), "")
-    return (
-        share,
-        f"{share:.1%} of {s.total('completions')} episodes have no value and leave the loss. The first: {why}"[:300],
-        "model.environment: mend what fails; for an agent see on_agent_error and on_rewrite",
-    )
+    field = "model.environment: mend what fails; for an agent see on_agent_error and on_rewrite"
+    return _episodes(s, "left_out", LEFT_OUT, "have no value and leave the loss", field)
 
 
 def failing(s: RunStatistics) -> Found:
     """Sessions of an agent, or episodes, that fail and are held against the policy."""
-    share = s.share("failed")
-    if s.total("completions") < MIN_COMPLETIONS or share <= FAILED:
+    field = "model.environment: if the policy cannot help it, mend what fails (grpo-pl agent --try shows a session)"
+    return _episodes(s, "failed", FAILED, "fail and count against the policy", field)
+
+
+def _episodes(s: RunStatistics, name: str, most: float, told: str, field: str) -> Found:
+    """A finding if more than this share of the episodes are counted under ``name``; with the first reason."""
+    share, completions = s.share(name), s.total("completions")
+    if completions < MIN_COMPLETIONS or share <= most:
         return None
-    why = next((rollout.failed_by for rollout in s.rollouts if rollout.failed_by), "")
-    return (
-        share,
-        f"{share:.1%} of {s.total('completions')} episodes fail and count against the policy. The first: {why}"[:300],
-        "model.environment: if the policy cannot help it, mend what fails (grpo-pl agent --try shows a session)",
-    )
+    why = next((reason for rollout in s.rollouts if (reason := getattr(rollout, f"{name}_by"))), "")
+    return share, f"{share:.1%} of {completions} episodes {told}. The first: {why}"[:300], field
 
 
 def _is_constant(reward: RewardStatistics, s: RunStatistics) -> bool:
