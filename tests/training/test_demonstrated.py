@@ -1,6 +1,5 @@
 """CHORD: each optimiser step is one on the objective and on demonstrations, in the shares that are asked for."""
 
-import copy
 import json
 import random
 from collections.abc import Callable, Sequence
@@ -20,11 +19,9 @@ from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards.base import Reward, Score
 from grpo_pl.training.demonstrated import Demonstrated, DemonstrationBatches
 from grpo_pl.training.experience import Experience
-from grpo_pl.training.microbatches import TokenBudget
-from grpo_pl.training.optimization import Optimization
 from grpo_pl.training.sft import Example
-from grpo_pl.training.update import PolicyUpdate, UpdateResult
 from grpo_pl.types import Problem, PromptBatch
+from tests import gradient_step
 
 BATCH = PromptBatch(step=3, prompts=[Problem(id=i, question="?" * i, answer="7") for i in (1, 2)], valid=[True] * 2)
 TEXTS = {1: ["7", "77", "712345"], 2: ["55", "7", "5"]}
@@ -54,30 +51,6 @@ def _examples(tokenizer: PreTrainedTokenizerBase) -> list[Example]:
     return [Example(prompt, ids, [True] * len(ids)) for prompt, ids in pairs]
 
 
-def _moved(
-    policy: PreTrainedModel,
-    experience: Experience,
-    algorithm: GRPOAlgorithm,
-    shown: Demonstrated | None,
-    max_tokens: int = 1000,
-) -> tuple[torch.Tensor, UpdateResult]:
-    ours = copy.deepcopy(policy)
-    update = PolicyUpdate(
-        algorithm=algorithm,
-        optimization=Optimization(max_grad_norm=0.0),
-        temperature=1.0,
-        max_completion_length=6,
-        budget=TokenBudget(configured=max_tokens),
-        seed=0,
-        collective=Collective(),
-        report=lambda *_: None,
-        demonstrated=None if shown is None else lambda number: shown,
-    )
-    result = update.run(ours, torch.optim.SGD(ours.parameters(), lr=1.0), experience, lambda loss, _: loss.backward())
-    pairs = zip(policy.parameters(), ours.parameters(), strict=True)
-    return torch.cat([(b - a).detach().flatten() for a, b in pairs]), result
-
-
 @pytest.mark.parametrize("weighting", ["equal", "uncertain"])
 @pytest.mark.parametrize("max_tokens", [30, 1000])
 def test_a_step_is_the_sum_of_both_losses_in_their_shares(
@@ -100,8 +73,10 @@ def test_a_step_is_the_sum_of_both_losses_in_their_shares(
     pairs = zip(gradient, tiny_policy.parameters(), strict=True)
     shown = torch.cat([torch.zeros_like(p).flatten() if g is None else g.flatten() for g, p in pairs])
     algorithm = replace(CHORD, demonstration_weighting=weighting)
-    moved, result = _moved(tiny_policy, experience, algorithm, Demonstrated(examples=examples, share=0.3), max_tokens)
-    alone, of_rewards = _moved(tiny_policy, experience, algorithm, None)
+    moved, result = gradient_step.moved(
+        tiny_policy, experience, algorithm, Demonstrated(examples=examples, share=0.3), longest=6, max_tokens=max_tokens
+    )
+    alone, of_rewards = gradient_step.moved(tiny_policy, experience, algorithm, longest=6)
     expected = 0.7 * alone - 0.3 * shown
     assert ((moved - expected).norm() / expected.norm()).item() < 1e-5
     assert result.losses == pytest.approx([0.7 * of_rewards.losses[0] + 0.3 * (total / count).item()], rel=1e-5)
@@ -114,9 +89,11 @@ def test_demonstrations_are_learned_from_where_no_completion_is(
     experience: Experience, tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     nothing = replace(experience, active=torch.zeros_like(experience.active))
-    moved, result = _moved(tiny_policy, nothing, CHORD, Demonstrated(examples=_examples(tokenizer), share=0.3))
+    moved, result = gradient_step.moved(
+        tiny_policy, nothing, CHORD, Demonstrated(examples=_examples(tokenizer), share=0.3), longest=6
+    )
     assert moved.any() and len(result.losses) == 1
-    assert not _moved(tiny_policy, nothing, CHORD, None)[0].any()
+    assert not gradient_step.moved(tiny_policy, nothing, CHORD, longest=6)[0].any()
 
 
 def test_a_share_of_0_is_no_demonstration_and_no_step(
@@ -124,9 +101,11 @@ def test_a_share_of_0_is_no_demonstration_and_no_step(
 ) -> None:
     unshown = Demonstrated(examples=_examples(tokenizer), share=0.0)
     nothing = replace(experience, active=torch.zeros_like(experience.active))
-    moved, result = _moved(tiny_policy, nothing, CHORD, unshown)
+    moved, result = gradient_step.moved(tiny_policy, nothing, CHORD, unshown, longest=6)
     assert not moved.any() and result.losses == [] and float(result.sums["demonstration/share"][0]) == 0.0
-    assert torch.equal(*(_moved(tiny_policy, experience, CHORD, shown)[0] for shown in (unshown, None)))
+    assert torch.equal(
+        *(gradient_step.moved(tiny_policy, experience, CHORD, shown, longest=6)[0] for shown in (unshown, None))
+    )
 
 
 def test_processes_share_the_demonstrations_and_each_has_its_own_step(tokenizer: PreTrainedTokenizerBase) -> None:

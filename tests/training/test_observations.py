@@ -1,6 +1,5 @@
 """ECHO: what an environment wrote between the policy's turns is learned from, beside the objective of the actions."""
 
-import copy
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,19 +9,17 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from tests import gradient_step
+
 sys.path.append(str(Path(__file__).parents[1] / "plugins"))
 
 from countdown_task import Down
 
-from grpo_pl.distributed.collective import Collective
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.rewards import EnvironmentReward, ExactReward
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.training.checks import check_episodes
 from grpo_pl.training.experience import Experience
-from grpo_pl.training.microbatches import TokenBudget
-from grpo_pl.training.optimization import Optimization
-from grpo_pl.training.update import PolicyUpdate, UpdateResult
 from grpo_pl.types import Problem, PromptBatch
 
 BATCH = PromptBatch(
@@ -46,25 +43,6 @@ def experience(make_experience: Callable[..., Experience]) -> Experience:
     )
 
 
-def _moved(
-    policy: PreTrainedModel, experience: Experience, algorithm: GRPOAlgorithm, max_tokens: int
-) -> tuple[torch.Tensor, UpdateResult]:
-    ours = copy.deepcopy(policy)
-    update = PolicyUpdate(
-        algorithm=algorithm,
-        optimization=Optimization(max_grad_norm=0.0),
-        temperature=1.0,
-        max_completion_length=12,
-        budget=TokenBudget(configured=max_tokens),
-        seed=0,
-        collective=Collective(),
-        report=lambda *_: None,
-    )
-    result = update.run(ours, torch.optim.SGD(ours.parameters(), lr=1.0), experience, lambda loss, _: loss.backward())
-    pairs = zip(policy.parameters(), ours.parameters(), strict=True)
-    return torch.cat([(b - a).detach().flatten() for a, b in pairs]), result
-
-
 @pytest.mark.parametrize("max_tokens", [40, 1000])
 def test_the_step_adds_the_mean_cross_entropy_of_all_observations(
     experience: Experience, tiny_policy: PreTrainedModel, max_tokens: int
@@ -83,8 +61,10 @@ def test_the_step_adds_the_mean_cross_entropy_of_all_observations(
     pairs = zip(gradient, tiny_policy.parameters(), strict=True)
     flat = torch.cat([torch.zeros_like(p).flatten() if g is None else g.flatten() for g, p in pairs])
     experience = replace(experience, active=torch.ones_like(experience.active))
-    with_echo, result = _moved(tiny_policy, experience, ECHO, max_tokens)
-    without, _ = _moved(tiny_policy, experience, replace(ECHO, observation_coef=0.0), max_tokens)
+    with_echo, result = gradient_step.moved(tiny_policy, experience, ECHO, longest=12, max_tokens=max_tokens)
+    without, _ = gradient_step.moved(
+        tiny_policy, experience, replace(ECHO, observation_coef=0.0), longest=12, max_tokens=max_tokens
+    )
     assert count >= 6
     assert ((with_echo - without + 0.1 * flat).norm() / (0.1 * flat).norm()).item() < 1e-4
     summed, tokens = result.sums["observation/nll"]
