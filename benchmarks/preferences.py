@@ -16,11 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from common import processor
+from common import surroundings
 from safetensors import safe_open
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
@@ -87,9 +86,7 @@ def main() -> None:
         record = {
             "benchmark": "preferences",
             "options": extra,
-            "date": time.strftime("%Y-%m-%d"),
-            "machine": f"{os.cpu_count()} cores, {processor()}",
-            "versions": {name: version(name) for name in ("torch", "transformers", "lightning")},
+            **surroundings("cpu"),
             "runs": runs,
         }
         arguments.output.write_text(json.dumps(record, indent=1) + "\n")

@@ -6,15 +6,13 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import os
 import tempfile
 import time
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from common import processor, publish
+from common import publish, surroundings
 from distill import fit, means
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "self_distill.yaml"
@@ -56,9 +54,7 @@ def main() -> None:
     given = dict(option.removeprefix("--").split("=", 1) for option in extra)
     record: dict[str, Any] = {
         "benchmark": "self_distill",
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": f"{os.cpu_count()} cores, {processor()}",
-        "versions": {name: version(name) for name in ("torch", "transformers", "lightning")},
+        **surroundings("cpu"),
         "wanted_greedy": WANTED,
         "runs": [{"seed": seed} for seed in arguments.seeds],
     }

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import processor
+from common import surroundings
 
 CONFIG = "configs/countdown_search.yaml"
 KEYS = ("val/pass@1", "val/greedy", "val/mean_length")
@@ -60,8 +60,7 @@ def main() -> None:
                 runs.append(fit(budget, seed, arguments.cache or Path(folder), extra))
                 print(json.dumps(runs[-1]), flush=True)
                 about = {"benchmark": "thinking_budget", "config": CONFIG, "options": extra}
-                machine = f"{os.cpu_count()} cores, {processor()}"
-                record = {**about, "date": time.strftime("%Y-%m-%d"), "machine": machine, "runs": runs}
+                record = {**about, **surroundings("cpu"), "runs": runs}
                 arguments.output.write_text(json.dumps(record, indent=1) + "\n")
 
 
