@@ -118,6 +118,11 @@ def test_it_begins_with_a_problem_of_the_models_own_task(page: Browser) -> None:
     assert "trained with dr_grpo" in page.text("#model")
 
 
+def test_the_first_screen_says_what_the_page_does(page: Browser) -> None:
+    assert "judged by the rewards of the training" in page.text(".about")
+    assert page.run("return document.querySelector('.about a').getAttribute('href')") == "/docs"
+
+
 def test_an_answer_goes_with_its_problem(page: Browser) -> None:
     value = "return document.getElementById('answer').value"
     page.fill("problem", "2+2=")
