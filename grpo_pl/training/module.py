@@ -329,8 +329,6 @@ class GRPOModule(PolicyModule):
             collector=self.collector,
             maker=self._experience_maker(),
             update=update,
-            optimization=self.optimization,
-            collective=self.collective,
         ):
             self._strategy_check = None
         self.engine.update_weights(self.require_policy())

@@ -17,7 +17,6 @@ from grpo_pl.rollout.groups import join_samples, samples_to
 from grpo_pl.training.collect import Collected, Collector
 from grpo_pl.training.experience import Experience, ExperienceMaker
 from grpo_pl.training.frozen_models import Reference
-from grpo_pl.training.optimization import Optimization
 from grpo_pl.training.sync_proof import FIRST_AT_MOST, FIRST_AT_MOST_FLOAT32, compare
 from grpo_pl.training.update import PolicyUpdate, UpdateResult
 from grpo_pl.types import Problem
@@ -61,8 +60,6 @@ class StrategyCheck:
         collector: Collector,
         maker: ExperienceMaker,
         update: PolicyUpdate,
-        optimization: Optimization,
-        collective: Collective,
     ) -> bool:
         """Draws, scores and takes the same step in this process alone. Every process must call it,
         for every rollout until it returns true: of the first that has a gradient.
@@ -71,40 +68,40 @@ class StrategyCheck:
             experience: of this process, and what came of it in ``result``.
             problems: those of the whole rollout.
             collector: as the run's, like ``maker`` and ``update``; ``update`` as it was before that of the run.
-            collective: of the strategy.
 
         Raises:
             ValueError: the problems, log-probabilities, completions or gradient norms differ in any process.
         """
+        together = collector.collective
+        parts = together.gather_objects(
+            (samples_to(experience.samples, torch.device("cpu")), replace(experience.scored, rewards=[], metrics={}))
+        )
+        samples = join_samples([part for part, _ in parts], int(collector.sampler.tokenizer.pad_token_id))
+        scored = join_scores(collector.rewards, [part for _, part in parts], {})
+        whole = Collected(samples=samples_to(samples, experience.keep.device), scored=scored, attempts=0)
         alone = Collective()
         collector, maker = replace(collector, collective=alone), replace(maker, collective=alone)
-        update = replace(update, collective=alone)
-        faults = collective.gather_objects(
-            self._fault(experience, result, problems, collector, maker, update, optimization, collective)
-        )
-        if fault := next(filter(None, faults), None):
+        fault = self._fault(whole, result, problems, collector, maker, replace(update, collective=alone))
+        faults = together.gather_objects(fault)
+        if told := next(filter(None, faults), None):
             raise ValueError(
                 f"trainer.strategy is {self.strategy}, under which the first rollout was not that of one process: "
-                f"{fault}. Leave it out, or set ddp or grpo_pl.distributed.strategy.FSDP2Strategy."
+                f"{told}. Leave it out, or set ddp or grpo_pl.distributed.strategy.FSDP2Strategy."
             )
         return bool(result.grad_norms)  # the rewards of a rollout may all be equal: it teaches nothing, and proves less
 
     def _fault(
         self,
-        experience: Experience,
+        whole: Collected,
         result: UpdateResult,
         problems: Sequence[Problem],
         collector: Collector,
         maker: ExperienceMaker,
         update: PolicyUpdate,
-        optimization: Optimization,
-        collective: Collective,
     ) -> str:
-        own = samples_to(experience.samples, torch.device("cpu"))
-        parts = collective.gather_objects((own, replace(experience.scored, rewards=[], metrics={})))
-        samples = join_samples([part for part, _ in parts], int(collector.sampler.tokenizer.pad_token_id))
-        samples = samples_to(samples, experience.keep.device)
-        self.policy.to(experience.keep.device)
+        """The first difference of the whole rollout and its update from those of this process alone."""
+        samples, device = whole.samples, whole.samples.rollout.completion_ids.device
+        self.policy.to(device)
         asked, had = ([problem.id for problem in some] for some in (problems, samples.prompts))
         if asked != had:
             return f"its processes had the problems {_shortened(had)}, not {_shortened(asked)}"
@@ -117,13 +114,12 @@ class StrategyCheck:
         differing = sum(a != b for a, b in zip(drawn.completions, samples.completions, strict=True))
         if differing > max(1.0, NEAR_TIES * len(samples.completions)):
             return f"{differing} of {len(samples.completions)} completions differ"
-        scored = join_scores(collector.rewards, [part for _, part in parts], {})
         reference = None
         if self.reference is not None:
             self.reference.renew(self.policy, samples.step)
-            reference = self.reference.model.to(experience.keep.device)
-        alone = maker.make(self.policy, reference, Collected(samples=samples, scored=scored, attempts=0))
-        optimizer = optimization.build(self.policy.parameters())
+            reference = self.reference.model.to(device)
+        alone = maker.make(self.policy, reference, whole)
+        optimizer = update.optimization.build(self.policy.parameters())
         found = update.run(self.policy, optimizer, alone, lambda loss, last: loss.backward())
         norms = [(norms[:1] or [0.0])[0] for norms in (result.grad_norms, found.grad_norms)]
         if not abs(norms[0] - norms[1]) <= NORM_WITHIN * norms[1]:
