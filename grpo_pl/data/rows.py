@@ -21,7 +21,7 @@ from grpo_pl.data.cells import (
     normal_question,
     read_kept,
 )
-from grpo_pl.data.sources import Problems, PromptSource
+from grpo_pl.data.sources import Problems, PromptSource, is_of_part
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.types import Problem
 
@@ -80,6 +80,9 @@ class RowPrompts(PromptSource):
     """File that ``grpo-pl filter`` wrote: of the training problems only those in it are taken."""
     seed: int = 0
     """Names the order of the rows, and which are held out."""
+    demonstrated_share: float = 1.0
+    """Share of the training rows, by a hash, that a cold start shows; below 1 rollouts ask the others alone, so that
+    none is answered from memory."""
 
     notes: list[str] = field(init=False, default_factory=list, repr=False, compare=False)
     """Lines to print about rows that were left out while loading."""
@@ -105,21 +108,28 @@ class RowPrompts(PromptSource):
 
     def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
         rows = self.problems("train")
-        if len(rows) < count:
+        of_step = rows.part(self.demonstrated_share, step)
+        size = len(of_step)
+        if size < count:
+            part = "" if size == len(rows) else f", of which a step of this kind may take {size},"
             raise ValueError(
-                f"{self.path!r} has {len(rows)} training rows and a step asks for {count}: lower data.prompts_per_step."
+                f"{self.path!r} has {len(rows)} training rows{part} and a step asks for {count}: lower "
+                f"{'data.prompts_per_step' if step >= 0 else 'model.cold_start.batch_size'}."
             )
-        epoch, part = divmod(step, len(rows) // count)
+        epoch, place = divmod(step, size // count)
         chosen = set[int]()
         for number in range(attempt + 1):  # an attempt takes no row of an earlier one, as long as there are others
             key = row_key(self.seed, "rows", epoch, number)
-            turned = [range(part * count, len(rows)), range(part * count)]
-            fresh = (i for places in turned for i in _permuted(places, len(rows), key) if i not in chosen)
+            turned = [range(place * count, size), range(place * count)]
+            fresh = (i for places in turned for i in _permuted(places, size, key) if i not in chosen)
             picked = list(islice(fresh, count))
-            again = (i for places in turned for i in _permuted(places, len(rows), key) if i not in picked)
+            again = (i for places in turned for i in _permuted(places, size, key) if i not in picked)
             picked += islice(again, count - len(picked))
             chosen.update(picked)
-        return rows.at(picked)
+        return rows.at([of_step[i] for i in picked])
+
+    def demonstrated(self) -> int:
+        return len(self.problems("train").part(self.demonstrated_share, -1))
 
     def validation(self, count: int | None = None) -> list[Problem]:
         return self.problems("val")[:count]
@@ -247,6 +257,18 @@ class Rows(Problems):
     def __init__(self, source: RowPrompts, reader: RowReader) -> None:
         self.source, self.reader = source, reader
         self.numbers, self.places = array("q"), array("q")
+        self._parts: dict[bool, Sequence[int]] = {}
+
+    def part(self, demonstrated_share: float, step: int) -> Sequence[int]:
+        """The indices of the rows that a cold start shows (``step`` below 0), or else of those that rollouts ask."""
+        if demonstrated_share >= 1.0:
+            return range(len(self))
+        if not self._parts:
+            for shown in (True, False):
+                numbers = enumerate(self.numbers)
+                of_part = (i for i, n in numbers if is_of_part(demonstrated_share, -shown, self.source.seed, n))
+                self._parts[shown] = array("q", of_part)
+        return self._parts[step < 0]
 
     def add(self, number: int, place: int) -> None:
         self.numbers.append(number)
@@ -256,6 +278,7 @@ class Rows(Problems):
         """Forgets the rows of these numbers."""
         stay = [i for i, number in enumerate(self.numbers) if number not in numbers]
         self.numbers = array("q", (self.numbers[i] for i in stay))
+        self._parts = {}
         self.places = array("q", (self.places[i] for i in stay))
 
     def at(self, indices: Sequence[int]) -> list[Problem]:

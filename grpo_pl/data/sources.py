@@ -9,6 +9,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Literal, overload
 
 from grpo_pl.environments.base import Player
+from grpo_pl.functional.sampling import row_key
 from grpo_pl.types import Problem
 
 
@@ -37,7 +38,8 @@ class PromptSource(ABC):
 
     @abstractmethod
     def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
-        """The ``count`` training prompts of rollout step ``step``; a higher ``attempt`` gives other ones."""
+        """The ``count`` training prompts of rollout step ``step``; a higher ``attempt`` gives other ones. A cold
+        start has the steps below 0."""
 
     @abstractmethod
     def validation(self, count: int | None = None) -> list[Problem]:
@@ -61,6 +63,12 @@ class PromptSource(ABC):
     def problems(self, split: Literal["train", "val"]) -> Sequence[Problem] | None:
         """Every problem of a split, where there is a fixed list of them; None from a source that makes them up."""
         return None
+
+    def demonstrated(self) -> int | None:
+        """Training problems that the cold start may show, which asks for steps below 0; None where they are made up
+        without end."""
+        rows = self.problems("train")
+        return None if rows is None else len(rows)
 
     def leave_out(self, ids: Mapping[Literal["train", "val"], Set[int]]) -> None:
         """Never gives these problems, named by split and ``Problem.id``, again; only for a fixed list."""
@@ -86,3 +94,16 @@ class PromptSource(ABC):
         if not is_dataclass(self):
             raise TypeError(f"{type(self).__name__} is not a dataclass: make it one, or override init_args().")
         return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+
+
+def is_of_part(demonstrated_share: float, step: int, *identity: int | str) -> bool:
+    """True if a training problem is among those of the cold start (``step`` below 0), or else of the rollouts; the two
+    have none in common where the share is below 1.
+
+    Raises:
+        ValueError: a share that leaves the cold start without problems, or is no share.
+    """
+    if not 0.0 < demonstrated_share <= 1.0:
+        raise ValueError(f"data.source.demonstrated_share must lie in (0, 1], got {demonstrated_share}.")
+    shown = row_key("demonstrated", *identity) % 10**6 < demonstrated_share * 10**6
+    return demonstrated_share == 1.0 or shown == (step < 0)

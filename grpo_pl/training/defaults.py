@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 COMPLETIONS = 256
 """Completions of a rollout, P · G."""
+SCRATCH_BATCH, SCRATCH_PASSES = 32, 40
+"""Demonstrations of a step of the cold start from scratch, and passes over them at most."""
 FIELDS: dict[str, Sequence[str]] = {
     "model.optimization": ("lr", "warmup_rollouts", "schedule"),
     "model.cold_start": ("lr", "batch_size", "steps"),
@@ -53,9 +55,9 @@ class RunFacts:
     tokens: int
     """Of the longest completion; of an episode, with its observations."""
     problems: int | None = None
-    """Training problems; None where they are made up without end."""
+    """Training problems that rollouts ask; None where they are made up without end."""
     demonstrations: int | None = None
-    """Different ones of the cold start; None where the source makes up new ones at each step."""
+    """Different ones of the cold start; None where the source makes its problems up without end."""
 
     @property
     def size(self) -> str:
@@ -98,11 +100,13 @@ def demonstration_steps(kind: Kind, tokens: int, demonstrations: int | None, bat
     """Steps of the cold start.
 
     - from scratch: 18 T for completions of up to T tokens, since longer work takes longer to learn, but no more than
-      64,000 / T, since a step on it takes longer as well; within 600 … 800. Of a file of demonstrations 40 passes at
-      most. A short answer that a longer cold start has perfected leaves nothing to GRPO.
-    - else: 200, and of a file 3 passes at most.
+      64,000 / T, since a step on it takes longer as well; within 600 … 800. Where demonstrations are finite, a file's
+      or those of a source of rows, 40 passes over them at most. A short answer that a longer cold start has perfected
+      leaves nothing to GRPO.
+    - else: 200, and 3 passes over finite demonstrations at most.
     """
-    most, passes = (min(800, max(600, min(18 * tokens, 64_000 // tokens))), 40) if kind == "from scratch" else (200, 3)
+    scratch = min(800, max(600, min(18 * tokens, 64_000 // tokens)))
+    most, passes = (scratch, SCRATCH_PASSES) if kind == "from scratch" else (200, 3)
     return most if demonstrations is None else min(most, max(1, math.ceil(passes * demonstrations / batch_size)))
 
 
@@ -123,7 +127,7 @@ def prompts_of_a_step(group_size: int, problems: int | None) -> int:
 def derive(facts: RunFacts, unset: Sequence[str]) -> list[Derived]:
     """The rules of this file, applied to the fields of ``unset``."""
     scratch = facts.kind == "from scratch"
-    batch = 32 if scratch else 16
+    batch = min(SCRATCH_BATCH if scratch else 16, facts.demonstrations or SCRATCH_BATCH)
     shown = "demonstrations without end" if facts.demonstrations is None else f"{facts.demonstrations} demonstrations"
     found = "problems without end" if facts.problems is None else f"{facts.problems} problems"
     start = "from scratch" if scratch else "trained before"
@@ -162,16 +166,23 @@ def run_facts(
     with torch.device("meta"):
         model = load_model(counted, load_tokenizer(counted), weights=False)
     file, count = (None, None) if cold_start is None else (cold_start.demonstrations, cold_start.count)
-    shown = [] if file is None else [len(read_demonstrations(file))]
-    lists = [leaf.problems("train") for leaf in data.source.leaves().values()]
+    leaves = data.source.leaves().values()
+    of_source = [leaf.demonstrated() for leaf in leaves]
+    shown = None if None in of_source else sum(rows for rows in of_source if rows is not None)
+    lists = [leaf.problems("train") for leaf in leaves]
+    problems = None if None in lists else sum(len(rows) for rows in lists if rows is not None)
+    if problems is not None and shown is not None and shown < problems:
+        problems -= shown  # those that rollouts ask
+    if file is not None:
+        shown = len(read_demonstrations(file))
     return RunFacts(
         parameters=sum(weight.numel() for weight in model.parameters()),
         kind="from scratch" if policy.path is None else "trained before" if policy.lora is None else "adapters",
         rollouts=data.steps,
         group_size=group_size,
         tokens=(context_length(model.config) if episodes else None) or longest_action,
-        problems=None if any(rows is None for rows in lists) else sum(len(rows) for rows in lists if rows is not None),
-        demonstrations=min([*shown, *([] if count is None else [count])], default=None),
+        problems=problems,
+        demonstrations=None if cold_start is None else min((n for n in (shown, count) if n is not None), default=None),
     )
 
 

@@ -43,6 +43,20 @@ def test_rows_are_a_sequence(tmp_path: Path) -> None:
     assert ([prompt.id for prompt in rows], len(rows)) == ([0, 3, 4], 3)
 
 
+def test_the_rows_of_a_cold_start_are_never_asked_by_a_rollout(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(json.dumps({"question": f"{i}?", "answer": str(i)}) + "\n" for i in range(60)))
+    source = JsonLinesPrompts(path=str(file), val_share=0.0, demonstrated_share=0.5)
+    shown = {row.id for step in range(-9, 0) for row in source.prompts(step, count=10)}
+    asked = {row.id for step in range(9) for row in source.prompts(step, count=10)}
+    assert len(shown) == source.demonstrated() and shown | asked == set(range(1, 61)) and not shown & asked
+    assert 20 <= len(shown) <= 40
+    source.leave_out({"train": shown})
+    with pytest.raises(ValueError, match=r"of which a step of this kind may take 0, .* lower model.cold_start"):
+        source.prompts(-1, count=1)
+    assert JsonLinesPrompts(path=str(file), val_share=0.0).demonstrated() == 60
+
+
 def test_a_file_that_changes_during_a_run_is_noticed(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"question": "a", "answer": "1"}\n{"question": "b", "answer": "2"}\n')

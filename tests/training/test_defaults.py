@@ -132,6 +132,11 @@ def test_a_file_of_problems_and_demonstrations_is_counted(
     few = run_facts(policy, 8, 32, ColdStart(demonstrations=str(shown), count=2), data, episodes=True)
     own = run_facts(policy, 8, 32, ColdStart(count=5), data, episodes=True)
     assert (few.demonstrations, own.demonstrations) == (2, 5)
+    data.source = JsonLinesPrompts(path=str(problems), val_share=0.0, demonstrated_share=0.5)
+    half = run_facts(policy, 8, 32, ColdStart(), data, episodes=True)
+    assert (half.problems, half.demonstrations) == (10 - data.source.demonstrated(), data.source.demonstrated())
+    (steps, batch) = (each.value for each in derive(half, ["model.cold_start.steps", "model.cold_start.batch_size"]))
+    assert 0 < half.demonstrations < 10 and {steps, batch} == {3, half.demonstrations}  # 3 passes, one a step
     assert known.tokens == 48  # the context of the policy, which an episode may fill
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from grpo_pl.data.sources import PromptSource
+from grpo_pl.data.sources import PromptSource, is_of_part
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.types import Problem
 
@@ -24,6 +24,9 @@ class GeneratedPrompts(PromptSource):
 
     seed: int = 0
     """Names the order of the training problems and the choice of the held-out ones."""
+    demonstrated_share: float = 1.0
+    """Share of the training problems, by a hash, that a cold start shows; below 1 the rollouts ask the others alone, so
+    that none is answered from memory."""
 
     def candidates(self, split: Literal["train", "val"], *place: int, count: int) -> Iterator[Problem]:
         """Random problems of both splits, enough to find ``count`` of one among them; perhaps some more than once.
@@ -56,7 +59,7 @@ class GeneratedPrompts(PromptSource):
     def _distinct(self, split: Literal["train", "val"], *place: int, count: int, least: int) -> list[Problem]:
         found: dict[int, Problem] = {}
         for problem in self.candidates(split, *place, count=count):
-            if self.is_held_out(problem) == (split == "val"):
+            if self.is_held_out(problem) == (split == "val") and (split == "val" or self._is_for(place[0], problem)):
                 found.setdefault(problem.id, problem)
             if len(found) == count:
                 break
@@ -66,6 +69,10 @@ class GeneratedPrompts(PromptSource):
                 f"{self.how_to_get_more()}"
             )
         return list(found.values())
+
+    def _is_for(self, step: int, problem: Problem) -> bool:
+        """True if a training problem may be asked in this step."""
+        return is_of_part(self.demonstrated_share, step, self.seed, *self.identity(problem))
 
     def is_held_out(self, problem: Problem) -> bool:
         """True if a problem belongs to the held-out ones."""

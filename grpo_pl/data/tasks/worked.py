@@ -6,14 +6,15 @@ import ast
 import math
 import operator
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
 Metadata = Mapping[str, Any]
 FACTORED = 1000
-"""Numbers up to this one are written as products of primes."""
+"""Numbers up to this one are divided by their primes."""
+IN_ONE_LINE = 999
+"""Numbers up to this one are divided in one line."""
 _OPERATORS: Mapping[type, tuple[str, Callable[[Any, Any], Any]]] = {
     ast.Add: ("+", operator.add),
     ast.Sub: ("-", operator.sub),
@@ -100,17 +101,18 @@ def euclid(numbers: list[int]) -> list[str]:
 
 
 def common_factors(numbers: Sequence[int]) -> list[str]:
-    """Each number as a product of primes, and of the primes that all share: ``12, 18`` to ``12=2*2*3``, ``18=2*3*3``,
-    ``2*3=6``. A table of numbers is learned sooner than the subtractions of Euclid's algorithm, which larger ones take.
+    """The smallest prime that divides all numbers, taken out of each, as long as there is one, and the product of these
+    primes: ``12, 18`` to ``12/2=6``, ``18/2=9``, ``6/3=2``, ``9/3=3``, ``2*3=6``. Every line is one of a small table,
+    which is learned sooner than the subtractions of Euclid's algorithm; numbers beyond 1,000 take that.
     """
     if max(numbers) > FACTORED:
         return euclid(list(numbers))
-    factors = [_primes(number) for number in numbers]
-    shared = Counter(factors[0])
-    for each in factors[1:]:
-        shared &= Counter(each)
-    lines = [f"{number}={_product(primes)}" for number, primes in zip(numbers, factors, strict=True)]
-    return [*lines, f"{_product(sorted(shared.elements()))}={math.prod(shared.elements())}"]
+    primes = _primes(math.gcd(*numbers))
+    lines, rest = [], list(numbers)
+    for prime in primes:
+        lines += [f"{number}/{prime}={number // prime}" for number in rest]
+        rest = [number // prime for number in rest]
+    return [*lines, f"{_product(primes)}={math.prod(primes)}"]
 
 
 def _product(primes: Sequence[int]) -> str:
@@ -128,14 +130,15 @@ def _primes(number: int) -> list[int]:
 
 
 def common_multiple(numbers: list[int]) -> list[str]:
-    """Euclid's algorithm, then the product without what is common: ``4, 6`` to its lines, ``4/2=2``, ``2*6=12``.
-    Nothing for more than two numbers."""
+    """The common primes taken out as in `common_factors`, then what is left of the first number times the second:
+    ``4, 6`` to ``4/2=2``, ``6/2=3``, ``6*2=12``. Nothing for more than two numbers."""
     if len(numbers) != 2:
         return []
     first, second = numbers
-    lines = euclid(numbers)
-    common = int(lines[-1].split("*")[1].split("=")[0])
-    return [*lines, f"{first}/{common}={first // common}", f"{first // common}*{second}={first * second // common}"]
+    common = math.gcd(first, second)
+    lines = [] if common == 1 else common_factors(numbers)
+    lines = lines[:-1] if first <= FACTORED and second <= FACTORED else [*lines, f"{first}/{common}={first // common}"]
+    return [*lines, *long_product(f"{second} * {first // common}")]
 
 
 def divided_out(numerator: int, denominator: int) -> list[str]:
@@ -183,23 +186,20 @@ def halving(number: int) -> list[str]:
 
 
 def isolated(equation: str) -> list[str]:
-    """The unknown by itself, one operation a line, then a long division: ``56 - 98*e = -1218`` to ``-1218-56=-1274``,
-    ``-98*e=-1274``, ``98*e=1274``, ``127-1*98=29``, ``294-3*98=0``. Nothing where the equation does not say what it
-    is."""
+    """The unknown by itself, one operation a line: ``2*e + 3 = 13`` to ``13-3=10``, ``10/2=5``; beyond 999 by a long
+    division: ``56 - 98*e = -1218`` to ``-1218-56=-1274``, ``127-1*98=29``, ``294-3*98=0``. Nothing where the equation
+    does not say what it is."""
     left, right = (_linear(side) for side in equation.replace(" ", "").split("="))
     if left is None or right is None:
         return []
     factor, constant = left[0] - right[0], right[1] - left[1]
     if factor == 0 or constant % factor:
         return []
-    variable = next(c for c in equation if c.isalpha())
     lines = [f"{right[1]}{-left[1]:+d}={constant}"] if left[1] else []
     lines += [f"{left[0]}{-right[0]:+d}={factor}"] if right[0] else []
-    lines.append(f"{factor}*{variable}={constant}")
-    if factor < 0:
-        factor, constant = -factor, -constant
-        lines.append(f"{factor}*{variable}={constant}")
-    return [*lines, *_divided(abs(constant), factor)]
+    if abs(constant) <= IN_ONE_LINE:
+        return [*lines, f"{constant}/{factor}={constant // factor}"]
+    return [*lines, *_divided(abs(constant), abs(factor))]
 
 
 def _linear(side: str) -> tuple[int, int] | None:
@@ -237,9 +237,16 @@ def shown(state: str | Sequence[object]) -> str:
     return state if isinstance(state, str) else " ".join(map(str, state))
 
 
-def numbered(word: str) -> str:
-    """Every letter with its place: ``sun`` to ``s1u2n3``."""
-    return "".join(f"{letter}{place}" for place, letter in enumerate(word, 1))
+def numbered(word: str) -> list[str]:
+    """Every letter with its place: ``sun`` to ``s1``, ``u2``, ``n3``."""
+    return [f"{letter}{place}" for place, letter in enumerate(word, 1)]
+
+
+def deciphered(rotation: int, cipher: str, clear: str) -> list[str]:
+    """The rotation, then every letter with the one that it stands for, a word a line: ``IFZ NF`` to ``1``, ``IHFEZY``,
+    ``NMFE``."""
+    words = zip(cipher.split(), clear.split(), strict=True)
+    return [str(rotation), *("".join(map("".join, zip(*pair, strict=True))) for pair in words)]
 
 
 def counted(text: str, letter: str) -> str:
@@ -290,6 +297,7 @@ def legs(animals: Mapping[str, int]) -> list[str]:
 _WORK: dict[str, Callable[[Metadata], list[str]]] = {
     "base_conversion": lambda entry: rebased(entry["source_repr"], entry["source_base"], entry["target_base"]),
     "basic_arithmetic": lambda entry: reduced(entry["expression"]),
+    "caesar_cipher": lambda entry: deciphered(entry["rotation"], entry["cipher_text"], entry["clear_text"]),
     "chain_sum": lambda entry: running_totals(entry["expression"]),
     "count_bits": lambda entry: halving(entry["number"]),
     "decimal_chain_sum": lambda entry: running_totals(entry["expression"]),
@@ -305,7 +313,7 @@ _WORK: dict[str, Callable[[Metadata], list[str]]] = {
     "products": lambda entry: long_product(entry["expression"]),
     "ransom_note": lambda entry: needed(entry["ransom_note"], entry["magazine"]),
     "simple_equations": lambda entry: isolated(entry["equation"]),
-    "spell_backward": lambda entry: [numbered(entry["word"])],
+    "spell_backward": lambda entry: numbered(entry["word"]),
     "word_sequence_reversal": lambda entry: [f"{n} {word}" for n, word in enumerate(entry["words"], 1)],
     "word_sorting": lambda entry: inserted(entry["transformed_words"], entry["sorted_words"]),
 }

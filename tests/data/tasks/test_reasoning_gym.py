@@ -27,6 +27,17 @@ def test_splits_of_a_small_task_share_no_question() -> None:
         assert held_out.isdisjoint(p.question for p in source.prompts(step, count=20))
 
 
+def test_the_problems_of_a_cold_start_are_never_asked_by_a_rollout() -> None:
+    source = ReasoningGymPrompts(task="chain_sum", settings={"max_terms": 3}, demonstrated_share=0.5)
+    shown = {p.question for step in range(-5, 0) for p in source.prompts(step, count=8)}
+    asked = {p.question for step in range(5) for p in source.prompts(step, count=8)}
+    assert shown and asked and not shown & asked
+    for share in (0.0, 1.5):
+        wrong = ReasoningGymPrompts(task="chain_sum", settings={"max_terms": 3}, demonstrated_share=share)
+        with pytest.raises(ValueError, match=r"demonstrated_share must lie in \(0, 1\]"):
+            wrong.prompts(0, count=1)
+
+
 def test_questions_that_differ_in_case_alone_are_of_one_split() -> None:
     source = ReasoningGymPrompts(task="spell_backward", settings={"max_word_len": 5})
     held_out = {p.question.casefold() for p in source.validation()}
