@@ -25,6 +25,7 @@ from grpo_pl.distributed.strategy import CheckpointFiles, FSDP2Strategy, is_firs
 from grpo_pl.files.runs import OpenRun, RunFolder, check_name, resume_run, start_run
 from grpo_pl.policy.quiet import quiet_libraries
 from grpo_pl.tools.doctor.callback import Doctor
+from grpo_pl.tools.doctor.course import MidCourse
 from grpo_pl.tools.watch import RewardWatch
 
 TRAINER_DEFAULTS: dict[str, Any] = {
@@ -101,6 +102,7 @@ def run_callbacks(folder: RunFolder, next_command: str | None = None) -> list[Ca
         HeldOutLog(folder.held_out),
         SignalWatch(),
         Doctor(),
+        MidCourse(),
         ValidateAtBothEnds(),
         ExportPolicy(folder.export),
         WriteReport(folder),

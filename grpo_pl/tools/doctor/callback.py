@@ -10,10 +10,10 @@ from lightning.pytorch import LightningModule, Trainer
 from rich.console import Console
 
 from grpo_pl.data.datamodule import RolloutDataModule
-from grpo_pl.tools.doctor.finding import Finding
+from grpo_pl.tools.doctor.finding import MIN_ROLLOUTS, Finding
 from grpo_pl.tools.doctor.problems import SeenProblems
 from grpo_pl.tools.doctor.rollouts import RolloutMeter, run_settings
-from grpo_pl.tools.doctor.rules import findings
+from grpo_pl.tools.doctor.rules import findings, held_out_share
 from grpo_pl.tools.doctor.run_statistics import (
     AnswerStatistics,
     ProblemStatistics,
@@ -98,6 +98,7 @@ class Doctor(StepCallback):
             problems=self.problems(data),
             answers=self.answers(),
             rollouts=self.measured,
+            held_out=held_out_share(module.held_out) if len(self.measured) <= MIN_ROLLOUTS else None,  # it learns
         )
 
     def problems(self, data: RolloutDataModule) -> ProblemStatistics | None:

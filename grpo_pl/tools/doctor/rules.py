@@ -6,8 +6,10 @@ Each rule is a pure function of `RunStatistics`. ``docs/doctor.md`` has the figu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from grpo_pl.evaluation.held_out import MetricResult
+from grpo_pl.functional.estimates import Estimate
 from grpo_pl.tools.doctor.finding import FEW_MIXED, MIN_GROUPS, MOSTLY, Finding, Found, Rule, enough
 from grpo_pl.tools.doctor.rules_of_updates import fast, faster_in_bfloat16, half_precision, no_update, slow
 from grpo_pl.tools.doctor.run_statistics import RewardStatistics, RunStatistics
@@ -70,7 +72,29 @@ def too_hard(s: RunStatistics) -> Found:
     return _equal_groups(s, s.share("right") <= RARELY, told, field)
 
 
+def held_out_share(held_out: Mapping[str, MetricResult]) -> Estimate | None:
+    """pass@1 of the one set of held-out problems; None of several sets, which may be of another kind."""
+    found = held_out.get("val/pass@1")
+    return None if found is None else found.estimate()
+
+
+def memorised(s: RunStatistics) -> Found:
+    """Right in training and wrong elsewhere."""
+    right, held_out = s.share("right"), s.held_out
+    if held_out is None or not s.total("completions") or right - held_out.high <= SMALLEST_EFFECT:
+        return None
+    return (
+        right - held_out.value,
+        f"{right:.1%} of {s.total('completions')} training completions are right, but {held_out.value:.1%} of the "
+        f"held-out ones ({held_out.low:.1%} … {held_out.high:.1%}): training problems are known by heart.",
+        "model.cold_start.steps (fewer), data.source.demonstrated_share (0.5 keeps half of the problems for rollouts), "
+        "or data.source (more problems, or a generator)",
+    )
+
+
 def too_easy(s: RunStatistics) -> Found:
+    if (found := memorised(s)) is not None and enough(s):
+        return found
     told = f"and {_equal(s)}: there is nothing left to learn."
     return _equal_groups(s, s.share("right") >= MOSTLY, told, "the difficulty in data.source (grpo-pl filter)")
 
@@ -372,7 +396,7 @@ def noise(s: RunStatistics) -> Found:
 
 RULES: Sequence[Rule] = (
     Rule("D01", "too hard", too_hard),
-    Rule("D02", "too easy", too_easy),
+    Rule("D02", "too easy or memorised", too_easy),
     Rule("D03", "always or never solved", split),
     Rule("D04", "constant reward", constant_reward),
     Rule("D05", "advantages of zero", weights_cancel),

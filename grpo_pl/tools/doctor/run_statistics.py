@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
 
+from grpo_pl.functional.estimates import Estimate
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
@@ -165,6 +167,8 @@ class RunStatistics:
     problems: ProblemStatistics | None = None
     answers: AnswerStatistics | None = None
     rollouts: Sequence[RolloutStatistics] = ()
+    held_out: Estimate | None = None
+    """Share of right answers to held-out problems, in the last validation."""
 
     def total(self, name: str) -> int:
         """A count of the rollouts, added up."""

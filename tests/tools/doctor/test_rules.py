@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 import grpo_pl
+from grpo_pl.functional.estimates import Estimate
+from grpo_pl.tools.doctor.course import course
 from grpo_pl.tools.doctor.rules import RULES, findings
 from grpo_pl.tools.doctor.run_statistics import (
     AnswerStatistics,
@@ -52,6 +54,36 @@ EQUAL: dict[str, Any] = {"mixed": 0, "mixed_answers": 0, "gap": None, "logprob_c
 
 def _codes(statistics: RunStatistics) -> list[str]:
     return [finding.code for finding in findings(statistics)]
+
+
+def _right(share: float, held_out: float) -> RunStatistics:
+    right = round(64 * share)
+    found = Estimate(value=held_out, low=held_out - 0.05, high=held_out + 0.05, problems=200, method="bootstrap")
+    return replace(HEALTHY, rollouts=[replace(ROLLOUT, right=right)] * 4, held_out=found)
+
+
+def test_right_in_training_and_wrong_elsewhere_is_memorised() -> None:
+    (found,) = findings(_right(1.0, 0.145))
+    assert found.code == "D02" and "100.0% of 256 training completions are right, but 14.5% of the held-out" in str(
+        found
+    )
+    assert "demonstrated_share" in found.field
+    assert _codes(_right(0.75, 0.5)) == ["D02"] and _codes(_right(0.75, 0.56)) == []
+    assert _codes(replace(_right(1.0, 0.145), held_out=None)) == []
+
+
+def test_the_course_goes_by_the_interval_of_the_change() -> None:
+    first = {str(i): float(i % 2) for i in range(100)}
+    better = {name: 1.0 if int(name) < 40 else share for name, share in first.items()}
+    assert course(first, better, []).startswith("learning, held-out pass@1 0.500 → 0.700 (change +0.121 … +0.279).")
+    assert course(better, first, []).startswith(
+        "getting worse, held-out pass@1 0.700 → 0.500 (change -0.279 … -0.121)."
+    )
+    reasons = findings(_right(1.0, 0.145))
+    assert course(first, first, reasons).endswith(f"(change +0.000 … +0.000). {reasons[0]}")
+    solved = dict.fromkeys(first, 1.0)
+    said = course(solved, solved, reasons)
+    assert said.startswith("solved, ") and said.endswith("+0.000).")
 
 
 def _rollouts(statistics: RunStatistics = HEALTHY, **changed: Any) -> RunStatistics:

@@ -1,0 +1,97 @@
+"""``MidCourse``: after a third of the rollouts, one line that says if held-out answers get better, and why not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from rich.console import Console
+
+from grpo_pl.callbacks.lightning_loops import completed_rollouts
+from grpo_pl.data.datamodule import RolloutDataModule
+from grpo_pl.tools.doctor.finding import Finding
+from grpo_pl.tools.doctor.rollouts import measure_rollout, run_settings
+from grpo_pl.tools.doctor.rules import findings, held_out_share, memorised
+from grpo_pl.tools.doctor.run_statistics import RolloutStatistics, RunStatistics
+from grpo_pl.training.experience import Experience
+from grpo_pl.training.hooks import StepCallback
+from grpo_pl.training.module import GRPOModule
+
+PART = 3
+"""The line comes with the first validation after one rollout in this many …"""
+LOOKED_AT = 5
+"""… and gives a reason from so many rollouts before it."""
+SOLVED = 0.95
+
+
+class MidCourse(StepCallback):
+    """Compares held-out pass@1 with that of the first validation, problem by problem, and prints a line a third of the
+    way; at the end it says if training problems are answered far better than held-out ones. Needs a reward with
+    ``correctness``; changes nothing."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, float] = {}
+        self._said = False
+        self._recent: list[RolloutStatistics] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"first": self._first, "said": self._said}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._first, self._said = dict(state_dict["first"]), state_dict["said"]
+
+    def step_metrics(self, trainer: Trainer, pl_module: LightningModule, experience: Experience) -> Mapping[str, float]:
+        statistics = measure_rollout(experience, cast(GRPOModule, pl_module).rewards)
+        self._recent = [*self._recent[1 - LOOKED_AT :], statistics]
+        return {}
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn != "fit" or trainer.sanity_checking or not trainer.is_global_zero:
+            return
+        module = cast(GRPOModule, pl_module)
+        now = {
+            f"{key}/{problem}": share
+            for key, found in module.held_out.items()
+            if key.endswith("/pass@1")
+            for problem, share in found.problems.items()
+        }
+        rollouts = cast(RolloutDataModule, trainer.datamodule).steps  # type: ignore[attr-defined]
+        done = completed_rollouts(trainer)
+        if done == 0 or not self._first:
+            self._first = now
+        elif done < rollouts and not self._said and done >= rollouts // PART:
+            self._said = True
+            reasons = findings(self._statistics(module, rollouts))
+            self.say(f"After {done} of {rollouts} rollouts: {course(self._first, now, reasons)}")
+        elif done >= rollouts and self._recent and (found := memorised(self._statistics(module, rollouts))):
+            self.say(str(Finding(code="D02", name="memorised", figure=found[0], sentence=found[1], field=found[2])))
+
+    def _statistics(self, module: GRPOModule, rollouts: int) -> RunStatistics:
+        groups = self._recent[-1].groups if self._recent else 1
+        settings = run_settings(module, rollouts=rollouts, prompts_per_step=groups)
+        return RunStatistics(settings=settings, rollouts=self._recent, held_out=held_out_share(module.held_out))
+
+    def say(self, line: str) -> None:
+        """One line on the terminal."""
+        Console(stderr=True).print(f"{line} (docs/doctor.md)", highlight=False, soft_wrap=True, markup=False)
+
+
+def course(first: Mapping[str, float], now: Mapping[str, float], reasons: list[Finding]) -> str:
+    """The change of held-out pass@1 since the first validation with its 95 % interval, of the mean difference of the
+    same problems, and the first reason where it is not above 0."""
+    both = [name for name in first if name in now]
+    if not both:
+        return "no held-out problem was answered in both validations."
+    before, after = (torch.tensor([of[name] for name in both], dtype=torch.float64) for of in (first, now))
+    change = after - before
+    margin = 1.96 * change.std().item() / len(both) ** 0.5 if len(both) > 1 else 1.0
+    low, high = change.mean().item() - margin, change.mean().item() + margin
+    solved = high >= 0 and after.mean().item() >= SOLVED
+    verdict = "learning" if low > 0 else "getting worse" if high < 0 else "solved" if solved else "no gain yet"
+    figures = f"held-out pass@1 {before.mean():.3f} → {after.mean():.3f} (change {low:+.3f} … {high:+.3f})"
+    if low > 0 or solved:
+        return f"{verdict}, {figures}."
+    why = f" {reasons[0]}" if reasons else " No finding of the doctor explains it: more rollouts may."
+    return f"{verdict}, {figures}.{why}"
