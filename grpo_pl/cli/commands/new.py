@@ -12,6 +12,7 @@ def new(
     answer: str | None = None,
     policy: str | None = None,
     lora: bool | None = None,
+    minutes: float = 6.0,
 ) -> None:
     """Writes a folder with a task of your own: its source of problems, reward, configuration and tests.
 
@@ -27,6 +28,8 @@ def new(
             nothing.
         lora: train adapters of the pretrained model, or all of its weights (false); by default adapters from a billion
             parameters on.
+        minutes: the run of a small policy from nothing takes about so long on this machine; its speed is measured for
+            some seconds.
     """
     from grpo_pl.policy.quiet import quiet_libraries
     from grpo_pl.tools.scaffold.kinds import draft
@@ -38,7 +41,6 @@ def new(
     quiet_libraries()
     folder = Path(name)
     check_folder(folder)
-    write_task(
-        draft(from_, question, answer), folder, print, None if policy is None else Pretrained(path=policy, lora=lora)
-    )
+    trained = None if policy is None else Pretrained(path=policy, lora=lora)
+    write_task(draft(from_, question, answer), folder, print, trained, minutes=minutes)
     print(f"{folder} is written. Next:\n  pytest {folder}\n  grpo-pl fit --config {folder / 'config.yaml'}")

@@ -3,80 +3,127 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
+
+from grpo_pl.data.tasks.worked import worked
+from grpo_pl.tools.scaffold.small_policy import constant_parts, token_counter
 
 COUNT = 64
 """Ranges narrower than this are counts, of terms, words, digits; wider ones are sizes of numbers."""
 SHARE = 4
 """A range of counts is cut to its lowest part in this many, or as far as leaves enough problems."""
-LARGE = 1000
-"""The digits of a number are halved until it is no larger, if that leaves enough problems."""
 SMALL = 10
-"""Numbers up to this one are not halved further."""
+"""Sizes of numbers are not made smaller than this."""
 DRAWN = 400
 """Problems that are drawn to see whether a narrower range leaves enough of them."""
 DIFFERENT = 0.8
 """Share of these that must differ: about 860 problems in all, if they are equally likely."""
+RECURRING = 0.85
+"""A range is widened again while this share of the steps of new problems occurred in 300 others; a cold start shows
+some 40 times as many. To choose a step, such as a prime that divides both numbers, has to be learned beside it."""
+LONGEST = 64
+"""… and while the longer half of the rows have no more tokens than this in the mean."""
+NOT_OF_PROBLEMS = ("size", "seed")
 
 
 def easier_settings(task: str) -> dict[str, Any]:
-    """Settings that differ from the task's defaults: the upper ends of its ranges ``min_x`` … ``max_x``, lowered.
+    """Settings that differ from the task's defaults: the numbers among its parameters, lowered.
 
-    Counts keep the lowest quarter of their range, or as much more as leaves enough different problems, and numbers no
-    decimals; numbers keep half of their digits, and half again where they are still larger than 1,000, then half of
-    what is left, as far as leaves enough problems: a small policy learns the facts about 50 numbers sooner than those
-    about 100. What the task refuses stays as it is.
+    First every range ``min_x`` … ``max_x`` and every other number is made as small as leaves enough different problems:
+    counts the lowest quarter of their range, sizes of numbers 10, 20, 50, 100 …, decimals none; a number that is no
+    ``max_x`` only if the texts get shorter by it. Then ranges are widened again, one after the other, while rows stay
+    short and the steps of the worked solutions recur, so that the policy meets each often enough to learn it. What the
+    task refuses stays as it is.
     """
     import reasoning_gym  # type: ignore[import-untyped]
 
     defaults = vars(reasoning_gym.create_dataset(task, size=1, seed=0).config)
     found: dict[str, Any] = {}
-    for name, high in defaults.items():
-        rest = name.removeprefix("max_")
-        low = defaults.get(f"min_{rest}")
-        numeric = all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high))
-        if rest == name or not numeric or not low < high:
-            continue
-        none = [(low, low)] if rest == "decimals" else []
-        for narrow in [*none, *narrowed(low, high)]:
-            named = zip((f"min_{rest}", f"max_{rest}"), narrow, strict=True)
-            changed = {key: value for key, value in named if value != defaults[key]}
-            if _has_enough(task, {**found, **changed}):
-                found |= changed
+    ladders: list[list[dict[str, Any]]] = []
+    for name, ladder in _ladders(defaults):
+        before = _Sample(task, found)
+        for rung, narrow in enumerate(ladder):
+            sample = _Sample(task, {**found, **narrow})
+            if sample.has_enough and (name.startswith("max_") or sample.characters < 0.95 * before.characters):
+                found |= narrow
+                ladders.append(ladder[rung + 1 :])
                 break
-    return found
+    for ladder in ladders:
+        for wider in ladder:
+            if not is_learnable(task, {**found, **wider}):
+                break
+            found |= wider
+    return {name: value for name, value in found.items() if value != defaults[name]}
+
+
+def _ladders(defaults: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Name of each number that can be lowered -> settings of it and of its lower end, the smallest first."""
+    for name, high in defaults.items():
+        if name in NOT_OF_PROBLEMS or name.startswith("min_") or not _is_number(high):
+            continue
+        rest = name.removeprefix("max_")
+        low = defaults.get(f"min_{rest}", type(high)(1))
+        if not (_is_number(low) and low < high) or (rest == name and not isinstance(high, int)):
+            continue  # no range; a probability or a weight
+        none = [(low, low)] if rest == "decimals" else []
+        ends = [*none, *narrowed(low, high), (low, high)]
+        yield name, [{f"min_{rest}": a, name: b} if f"min_{rest}" in defaults else {name: b} for a, b in ends]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def narrowed(low: Any, high: Any) -> list[tuple[Any, Any]]:
-    """Narrower ranges of the same types, the narrowest first: of 2 … 6 those to 3, 4 and 5; of 1 … 1000 those to 50 and
-    100; of 1 … 10⁹ those to 500, 1000, 50,000 and 10⁵; of -100.0 … 100.0 that from -10.0 to 10.0."""
+    """Narrower ranges of the same types, the narrowest first: of 2 … 6 those to 3, 4 and 5; of 1 … 1000 those to 10,
+    20, 50, 100, 200 and 500; of -100.0 … 100.0 those from -10.0 to 10.0, -20.0 to 20.0 and -50.0 to 50.0."""
     if high - low >= COUNT:
-        halved: list[tuple[Any, Any]] = []
-        while not halved or high > LARGE:
-            low, high, before = _half_the_digits(low) if low < 0 else low, _half_the_digits(high), (low, high)
-            if (low, high) == before:
-                break
-            halved.append((low, high))
-        each = [(end[0], type(high)(end[1] // part)) for end in halved[::-1] for part in ((2, 1) if low >= 0 else (1,))]
-        return [end for end in each if end[1] > SMALL or end in halved]
+        sizes = (lead * 10**power for power in range(1, 1 + math.ceil(math.log10(high))) for lead in (1, 2, 5))
+        return [(max(low, type(low)(-size)), type(high)(size)) for size in sizes if SMALL <= size < high and low < size]
     if low < 0 < high:
         return [(type(low)(-(-low // SHARE)), type(high)(high // SHARE))]
     return [(low, type(high)(end)) for end in range(int(low + (high - low) // SHARE), math.ceil(high))]
 
 
-def _half_the_digits(number: Any) -> Any:
-    """The nearest power of ten above the square root, with the sign of the number."""
-    if abs(number) <= 10:
-        return number
-    return type(number)(math.copysign(10 ** math.ceil(math.log10(abs(number)) / 2), number))
+@dataclass(frozen=True)
+class _Sample:
+    """Problems of a task with these settings; none where the task refuses them."""
+
+    task: str
+    settings: Mapping[str, Any]
+
+    @cached_property
+    def entries(self) -> Sequence[Mapping[str, Any]]:
+        import reasoning_gym
+
+        try:
+            return list(reasoning_gym.create_dataset(self.task, size=DRAWN, seed=0, **self.settings))
+        except Exception:  # whatever a task raises, its ranges stay as they are
+            return []
+
+    @property
+    def has_enough(self) -> bool:
+        return len({entry["question"] for entry in self.entries}) >= DIFFERENT * DRAWN
+
+    @property
+    def characters(self) -> int:
+        """Of all questions and answers."""
+        return sum(len(entry["question"]) + len(str(entry["answer"])) for entry in self.entries)
 
 
-def _has_enough(task: str, settings: dict[str, Any]) -> bool:
-    import reasoning_gym
-
-    try:
-        problems = reasoning_gym.create_dataset(task, size=DRAWN, seed=0, **settings)
-        questions = {entry["question"] for entry in problems}
-    except Exception:  # whatever a task raises, its ranges stay as they are
+def is_learnable(task: str, settings: Mapping[str, Any]) -> bool:
+    """True if the steps of the worked solutions recur and the rows are short; false where no steps are known."""
+    entries = _Sample(task, settings).entries
+    works = [worked(task, entry["metadata"]) for entry in entries]
+    known = {line for work in works[: DRAWN * 3 // 4] for line in work.splitlines()}
+    new = [line for work in works[DRAWN * 3 // 4 :] for line in work.splitlines()]
+    if not new or sum(line in known for line in new) < RECURRING * len(new):
         return False
-    return len(questions) >= DIFFERENT * DRAWN
+    questions = [entry["question"] for entry in entries]
+    length = token_counter(constant_parts(questions))
+    answers = sorted(length(f"{work}{entry['answer']}") + 5 for work, entry in zip(works, entries, strict=True))
+    longer = answers[len(answers) // 2 :]  # as those with their work are of the demonstrations
+    return sum(map(length, questions)) / DRAWN + sum(longer) / len(longer) <= LONGEST

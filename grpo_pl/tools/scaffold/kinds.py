@@ -11,7 +11,7 @@ from typing import Any
 
 from grpo_pl.data.tables import FORMATS, load_table
 from grpo_pl.rewards.sandbox.gym_entry import check_task
-from grpo_pl.tools.scaffold.easier import easier_settings
+from grpo_pl.tools.scaffold.easier import easier_settings, is_learnable
 
 COPIED = 50 * 2**20
 """Bytes of the largest data file that is copied into the folder; a larger one is read where it is."""
@@ -31,6 +31,17 @@ MOST_NUMBERS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
+class Played:
+    """Lengths of the episodes of an environment."""
+
+    turns: int
+    completion: int
+    """Tokens of an action, its end included."""
+    context: int
+    """Tokens of an episode."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Draft:
     """A task before its source was looked at."""
 
@@ -47,8 +58,8 @@ class Draft:
     file_name: str = ""
     notes: Sequence[str] = ()
     """Guesses, as lines to print."""
-    config: Mapping[str, object] | None = None
-    """Values that fill ``config.yaml``, where they are not measured on questions and demonstrations."""
+    played: Played | None = None
+    """Of an environment; None where problems are asked and answered."""
 
 
 def draft(origin: str | None, question: str | None = None, answer: str | None = None) -> Draft:
@@ -155,13 +166,22 @@ def _literal(text: str | None) -> str:
 def _reasoning_gym(task: str) -> Draft:
     check_task(task, {})
     settings = easier_settings(task)
-    told = ", ".join(f"{name} {value}" for name, value in settings.items())
+    if settings:
+        told = ", ".join(f"{name} {value}" for name, value in settings.items())
+        note = f"easier than {task}'s own ranges: {told}; raise them in config.yaml."
+    elif is_learnable(task, {}):
+        note = f"{task} keeps its own ranges: the steps of its solutions recur often enough to be learned."
+    else:
+        note = (
+            f"{task} has no range that can be made easier, so it may be too hard for a policy from nothing: if the "
+            "first validation of a run is near 0, take a pretrained one (--policy)."
+        )
     return Draft(
         kind="reasoning_gym",
         title=f"reasoning-gym's {task}.",
         values={"task": task},
         settings=settings,
-        notes=[f"easier than {task}'s own ranges: {told}; raise them in config.yaml."] if settings else [],
+        notes=[note],
     )
 
 
@@ -199,12 +219,11 @@ def _gymnasium(name: str) -> Draft:
         title=f"Gymnasium's {name}, action by action.",
         values={"id": name, "turns": turns, "threshold": repr(max(returns)), "episodes": EPISODES},
         notes=[f"an episode counts as right from a return of {max(returns):g}, the best of {EPISODES} random ones."],
-        config={
-            "turns": turns,
-            "completion": action,
-            "context": -(-((turns + 1) * (max(widths) + 2 + action) + 16) // 32) * 32,
-            "held_out": 50,
-        },
+        played=Played(
+            turns=turns,
+            completion=action,
+            context=-(-((turns + 1) * (max(widths) + 2 + action) + 16) // 32) * 32,
+        ),
     )
 
 

@@ -9,15 +9,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, product
 
+from grpo_pl.data.demonstrations import Demonstration
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.policy.template import ANSWER_TAGS, THINK_TAGS
 from grpo_pl.policy.tokenizer import CHARACTERS
 from grpo_pl.types import Problem
 
-_WORD = re.compile(r"[A-Za-z]+|\d+|\s+|.", re.DOTALL)
-_OF_NUMBERS = re.compile(r"^[.\d]*\d|(\d[.\d]*|[-+])$")
-"""A number at the end of a text: no constant part takes a piece of one, so that a number is always spelled alike."""
+_WORD = re.compile(r"[A-Za-z]+|\s+|.", re.DOTALL)
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+"""No constant part holds a number: it is always spelled alike, and what it says is seen."""
+_SIGN = re.compile(r"[-+]$")
 _LETTERS = re.compile(r"[^\W\d_]{2}")
 SHORTEST = 8
 """Characters of a constant part that is worth a token of its own."""
@@ -34,9 +36,7 @@ SPELLED = 1024
 FEWEST = 32
 """Problems of a step of the cold start and of a rollout."""
 WORK = 35e6
-"""Most parameters times tokens of a row: with a cold start and ``ROLLOUTS`` rollouts at most six minutes of two cores;
-docs/tuning.md has what ten tasks took."""
-ROLLOUTS, FEWEST_ROLLOUTS, MOST_ROLLOUTS = 55, 50, 130
+"""Most parameters times tokens of a row: enough steps and rollouts then fit into a few minutes of two cores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +51,9 @@ class TextSettings:
     """Most tokens of a completion."""
     row: int
     """Tokens of a prompt and its completion, in the mean, of the longer half of the demonstrations: with their work."""
+    written: int
+    """Tokens of a completion in the mean."""
+    shown: Sequence[Demonstration]
     ascii_only: bool
     """The characters of every from-scratch vocabulary are enough."""
 
@@ -63,15 +66,16 @@ class TextSettings:
 def measure_texts(source: PromptSource) -> TextSettings:
     """Measures the first problems of a source and its demonstrations."""
     problems = _first(source)
-    shown = [source.demonstration(each, random.Random(row_key("new", each.id, n))) for each in problems for n in (0, 1)]
-    known = [text for text in shown if text is not None]
-    if len(known) < len(shown):
+    made = [source.demonstration(each, random.Random(row_key("new", each.id, n))) for each in problems for n in (0, 1)]
+    known = [text for text in made if text is not None]
+    if len(known) < len(made):
         raise ValueError(
             "the task has problems without an answer, so no demonstrations for a cold start to learn from."
         )
     questions = [problem.question for problem in problems]
+    shown = [Demonstration(questions[number // 2], text) for number, text in enumerate(known)]
     frame = [tag for tag in (*THINK_TAGS, *ANSWER_TAGS) if any(tag in text for text in known)]
-    tags = [*constant_parts(questions), *frame]
+    tags = [*constant_parts(questions, [problem.answer for problem in problems]), *frame]
     length = token_counter(tags)
     lengths = sorted(length(text) + 1 for text in known)  # and EOS
     longer = lengths[len(lengths) // 2 :]
@@ -79,7 +83,9 @@ def measure_texts(source: PromptSource) -> TextSettings:
     return TextSettings(
         tags=tags,
         prompt=max(prompts),
-        completion=-(-lengths[-1] * 9 // 8 // 4) * 4,
+        completion=-(-lengths[-1] * 5 // 4 // 8) * 8,
+        written=round(sum(lengths) / len(lengths)),
+        shown=shown,
         row=round(sum(prompts) / len(prompts) + sum(longer) / len(longer)),
         ascii_only=not set("".join([*questions, *known, *_further_texts(source)])) - set(CHARACTERS),
     )
@@ -108,14 +114,18 @@ def _further_texts(source: PromptSource) -> Iterator[str]:
         yield from (problem.question, problem.answer, shown or "")
 
 
-def constant_parts(texts: Sequence[str]) -> list[str]:
-    """Runs of whole words, numbers and marks that many texts share, those first that save most.
+def constant_parts(texts: Sequence[str], answers: Sequence[str] = ()) -> list[str]:
+    """Runs of whole words and marks that many texts share, those first that save most.
 
     Instructions that every question repeats cost a from-scratch policy a token a character; as a token each, what is
-    left of a prompt is what differs. Repeats until nothing of ``SHORTEST`` characters is common.
+    left of a prompt is what differs. Repeats until nothing of ``SHORTEST`` characters is common. No run holds a number
+    or a word of an answer, which the policy has to read and to copy character by character.
     """
-    texts = list(dict.fromkeys(texts))[:LOOKED_AT]
-    pieces = [[text] for text in texts]
+    known = dict(zip(texts, [*answers, *[""] * len(texts)], strict=False))
+    texts = list(known)[:LOOKED_AT]
+    words = {word for answer in list(known.values())[:LOOKED_AT] for word in re.findall(r"[^\W\d_]+", answer)}
+    apart = re.compile("|".join([_NUMBER.pattern, *(rf"\b{re.escape(word)}\b" for word in sorted(words))]))
+    pieces = [[piece for piece in apart.split(text) if piece] for text in texts]
     least = max(2, round(COMMON * len(texts)))
     found: list[str] = []
     while len(found) < MOST and (part := _best(pieces, least)):
@@ -146,7 +156,7 @@ def _best(pieces: Sequence[Sequence[str]], least: int) -> str:
                 middle = (low + high + 1) // 2
                 low, high = (middle, high) if count("".join(words[first:middle])) >= shared else (low, middle - 1)
             end = low
-            run = _OF_NUMBERS.sub("", "".join(words[first:end]))
+            run = _SIGN.sub("", "".join(words[first:end]))
             gain = (len(run) - 1) * count(run) if len(run) >= SHORTEST and _LETTERS.search(run) else 0
             if gain > saved:
                 best, saved = run, gain
@@ -174,10 +184,6 @@ class Shape:
     def work(self, tokens: int) -> int:
         """Parameters of the blocks times tokens of a row."""
         return self.layers * self.hidden * (4 * self.hidden + 3 * self.intermediate) * tokens
-
-    def rollouts(self, tokens: int) -> int:
-        """55 where the budget is used up, in proportion more for shorter rows and fewer for longer ones; 50 … 130."""
-        return min(MOST_ROLLOUTS, max(FEWEST_ROLLOUTS, round(ROLLOUTS * WORK / self.work(tokens))))
 
 
 SHAPES = (Shape(128, 3), Shape(112, 3), Shape(96, 3), Shape(80, 3), Shape(64, 3), Shape(64, 2))

@@ -5,26 +5,40 @@ from __future__ import annotations
 import importlib.util
 import json
 import keyword
+import math
 import random
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from string import Template
 from types import ModuleType
-from typing import Any
 
+import yaml
+
+from grpo_pl.data.demonstrations import Demonstration
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.files.writing import staged_folder
+from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.rewards.base import Reward
+from grpo_pl.tools.scaffold.budget import Plan, measure_speed, plan
 from grpo_pl.tools.scaffold.kinds import Draft
 from grpo_pl.tools.scaffold.pretrained import Pretrained, pretrained_config
 from grpo_pl.tools.scaffold.small_policy import measure_texts, shape_for
+from grpo_pl.training.defaults import SCRATCH_BATCH
 
 TEMPLATES = Path(__file__).parent / "templates"
 CHECKED = 16
 """Demonstrations that the reward has to find right."""
+MINUTES = 6.0
+FEW_ROWS = 1000
+"""Training rows below which a rule is seldom learned from nothing: docs/tuning.md has what files gave."""
+DEMONSTRATED = 0.5
+"""Share of the training problems that the cold start shows."""
+PLAYED_HELD_OUT = 50
 HELD_OUT = 200
 """Held-out problems of a validation at most: pass@1 of four samples each is then known to about ±0.03."""
 
@@ -44,14 +58,22 @@ def check_folder(folder: Path) -> str:
     return name
 
 
-def write_task(drafted: Draft, folder: Path, say: Callable[[str], None], pretrained: Pretrained | None = None) -> None:
+def write_task(
+    drafted: Draft,
+    folder: Path,
+    say: Callable[[str], None],
+    pretrained: Pretrained | None = None,
+    *,
+    minutes: float = MINUTES,
+) -> None:
     """Writes the folder, all of it or nothing.
 
     Args:
         pretrained: the policy, where it is not a small one from nothing.
+        minutes: the run is made to take about so long on this machine, unless the policy is pretrained.
     """
     name = check_folder(folder)
-    if pretrained is not None and drafted.config is not None:
+    if pretrained is not None and drafted.played is not None:
         raise ValueError(f"--policy: a task of kind {drafted.kind!r} is played by a small policy from nothing.")
     shown: dict[str, object] = {"name": name, "folder": folder.as_posix(), "title": drafted.title, **drafted.values}
     for note in drafted.notes:
@@ -61,13 +83,14 @@ def write_task(drafted: Draft, folder: Path, say: Callable[[str], None], pretrai
             shutil.copyfile(drafted.copied, staging / drafted.file_name)
         _fill(drafted.kind, "task.py", staging, shown)
         with _imported(staging / "task.py") as task:
-            if drafted.config is not None:
-                given: Any = drafted.config
-                config = {**_shape(int(given["context"])), "steps": 60, "interval": 30, **given}
+            if pretrained is not None:
+                source, held_out = _source(drafted, task, say)
+                config = pretrained_config(pretrained, source, name, say)
+                config |= {"init_args": _init_args(_settings(drafted)), "held_out": held_out}
+                _fill(drafted.kind, "config_pretrained.yaml", staging, {**shown, **config}, name="config.yaml")
             else:
-                config = _config_of_problems(drafted, task, name, pretrained, say)
-        written = "config.yaml" if pretrained is None else "config_pretrained.yaml"
-        _fill(drafted.kind, written, staging, {**shown, **config}, name="config.yaml")
+                write = partial(_fill, drafted.kind, "config.yaml", staging)
+                _small_policy(drafted, task, write, shown, staging / "config.yaml", minutes, say)
         _fill(drafted.kind, "test_task.py", staging, shown)
         _fill(drafted.kind, "README.md", staging, {**shown, **_data_section(drafted)})
 
@@ -96,11 +119,10 @@ def _imported(file: Path) -> Iterator[ModuleType]:
         del sys.modules[name]
 
 
-def _config_of_problems(
-    drafted: Draft, task: ModuleType, name: str, pretrained: Pretrained | None, say: Callable[[str], None]
-) -> dict[str, object]:
-    """The values of ``config.yaml`` for a source of problems; says what the source leaves out."""
-    source: PromptSource = task.Problems(settings=dict(drafted.settings)) if drafted.settings else task.Problems()
+def _source(drafted: Draft, task: ModuleType, say: Callable[[str], None], **others: object) -> tuple[PromptSource, int]:
+    """The source that task.py makes, and the number of its held-out problems; says what it leaves out."""
+    settings = {"settings": dict(drafted.settings)} if drafted.settings else {}
+    source: PromptSource = task.Problems(**settings, **others)
     held_out = min(HELD_OUT, len(source.validation()))
     for line in getattr(source, "notes", ()):  # of reading it for the validation
         say(line)
@@ -108,38 +130,85 @@ def _config_of_problems(
         raise ValueError("no problem is held out: give more rows with different questions.")
     with closing(task.Right(correctness=True)) as reward:
         _check_demonstrations(source, reward)
-    if pretrained is not None:
-        config = pretrained_config(pretrained, source, name, say)
+    return source, held_out
+
+
+def _small_policy(
+    drafted: Draft,
+    task: ModuleType,
+    write: Callable[[dict[str, object]], None],
+    shown: Mapping[str, object],
+    file: Path,
+    minutes: float,
+    say: Callable[[str], None],
+) -> None:
+    """Writes the configuration of a policy from nothing, first without its budget to measure the speed of what it
+    makes."""
+    demonstrated = asked = None
+    given: dict[str, object]
+    if (played := drafted.played) is not None:
+        held_out, samples, given = PLAYED_HELD_OUT, 2 + 1, asdict(played)
+        written, shape = played.turns * played.completion, shape_for(played.context)
+        demonstrations: Sequence[Demonstration] = [Demonstration("0", "0" * (played.context - 8))]
     else:
+        source, held_out = _source(drafted, task, say, demonstrated_share=DEMONSTRATED)
         texts = measure_texts(source)
         say(f"prompts of up to {texts.prompt} tokens, completions of up to {texts.completion}.")
-        config = {
-            **_shape(texts.row),
+        rows = source.problems("train")
+        if rows is not None:
+            demonstrated = source.demonstrated()
+            asked = len(rows) - (demonstrated or 0)
+        samples, written, demonstrations, shape = 4 + 1, texts.written, texts.shown, shape_for(texts.row)
+        given = {
             "context": texts.context,
             "completion": texts.completion,
             "tags": "".join(f"\n      - {json.dumps(tag, ensure_ascii=False)}" for tag in texts.tags) or " []",
             "characters": "" if texts.ascii_only else _FROM_DATA,
             "shown": "task.py",
+            "init_args": _init_args([_SHARE, *_settings(drafted)]),
         }
-    say(f"{held_out} held-out problems.")
-    lines = [f"        {name}: {json.dumps(value)}" for name, value in drafted.settings.items()]
-    return {**config, "init_args": "\n".join([_SETTINGS, *lines]) if lines else "", "held_out": held_out}
+    size = {"hidden": shape.hidden, "intermediate": shape.intermediate, "layers": shape.layers, "held_out": held_out}
+    config: dict[str, object] = {**shown, **given, **size, "steps": 0, "interval": 0, "cold_steps": 0, "prompts": 0}
+    write(config)
+    policy = yaml.safe_load(file.read_text(encoding="utf-8"))["model"]["policy"]
+    speed = measure_speed(PolicyConfig(**{**policy, "characters": None}), demonstrations, written=written)
+    chosen = plan(speed, minutes=minutes, held_out=held_out, samples=samples, shown=demonstrated, asked=asked)
+    if demonstrated is not None and asked is not None:
+        say(_of_rows(demonstrated, asked, held_out, chosen))
+    config |= {"steps": chosen.rollouts, "interval": max(1, chosen.rollouts // 3), "prompts": chosen.prompts}
+    write({**config, "cold_steps": chosen.steps})
+    say(f"Of {minutes:g} minutes (--minutes):\n{chosen.table()}")
 
 
-_SETTINGS = """
-    init_args:
-      settings:  # narrower than the task's own ranges, for a small policy: raise them when it has learned these"""
+def _of_rows(demonstrated: int, asked: int, held_out: int, chosen: Plan) -> str:
+    """How the rows of a file are shared out, and a warning where they are few."""
+    passes = chosen.steps * SCRATCH_BATCH / demonstrated
+    told = (
+        f"of the rows, the cold start shows {demonstrated} up to {math.ceil(passes)} times, rollouts ask {asked} "
+        f"others, and {held_out} are held out."
+    )
+    if demonstrated + asked >= FEW_ROWS:
+        return told
+    return (
+        f"{told}\n{demonstrated + asked} rows to train on are few to learn a rule from: a policy from nothing may know "
+        "them by heart and answer others wrong. What helps: a generator (write `draw` as in the example that `grpo-pl "
+        "new NAME` makes), more rows, or a pretrained model (--policy)."
+    )
+
+
+def _settings(drafted: Draft) -> list[str]:
+    """The lines of a configuration that set what differs from the source's own defaults."""
+    lines = [f"  {name}: {json.dumps(value)}" for name, value in drafted.settings.items()]
+    return [f"settings:  # {_NARROWER}", *lines] if lines else []
+
+
+def _init_args(lines: Sequence[str]) -> str:
+    return "".join(f"\n    {line}" for line in ["init_args:", *(f"  {line}" for line in lines)] if lines)
+
+
+_NARROWER = "narrower than the task's own ranges, for a small policy: raise them when it has learned these"
+_SHARE = f"demonstrated_share: {DEMONSTRATED}  # of the problems, in the cold start; rollouts ask the others"
 _FROM_DATA = "    characters: from_data  # those of ASCII and all others that the problems hold\n"
-
-
-def _shape(tokens: int) -> dict[str, object]:
-    """A policy for rows of so many tokens, and the rollouts that it is trained for: by what trains in minutes."""
-    shape = shape_for(tokens)
-    rollouts = shape.rollouts(tokens)
-    return {
-        **{"hidden": shape.hidden, "intermediate": shape.intermediate, "layers": shape.layers},
-        **{"steps": rollouts, "interval": rollouts // 2},
-    }
 
 
 def _check_demonstrations(source: PromptSource, reward: Reward) -> None:

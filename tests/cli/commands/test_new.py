@@ -16,9 +16,12 @@ import yaml
 from grpo_pl.cli.main import main
 from grpo_pl.config.objects import read
 from grpo_pl.data.cells import gold_in
+from grpo_pl.data.demonstrations import Demonstration
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.tokenizer import CHARACTERS
-from grpo_pl.tools.scaffold.easier import easier_settings, narrowed
+from grpo_pl.tools.scaffold import writing
+from grpo_pl.tools.scaffold.budget import Speed, measure_speed, plan
+from grpo_pl.tools.scaffold.easier import easier_settings, is_learnable, narrowed
 from grpo_pl.tools.scaffold.kinds import PATTERNS, draft
 from grpo_pl.tools.scaffold.small_policy import Shape, constant_parts, shape_for, token_counter
 from tests.conftest import TINY_POLICY, exit_status
@@ -31,6 +34,14 @@ SHORT = (
     *("--model.cold_start.steps=2", "--model.cold_start.batch_size=2", "--model.validation.samples=1"),
     *("--model.policy.from_scratch.hidden_size=32", "--model.policy.from_scratch.num_hidden_layers=1"),
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known_speed() -> Iterator[None]:
+    """What is written does not depend on this machine; one test measures it."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(writing, "measure_speed", lambda *_, **__: Speed(step=0.1, draw=0.001))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -248,6 +259,14 @@ def test_constant_parts_are_what_texts_share_and_not_what_differs() -> None:
     assert constant_parts([f"{i}+{i}=" for i in range(50)]) == []
 
 
+def test_constant_parts_hold_no_number_and_no_word_of_an_answer() -> None:
+    """A rate that every question of a currency states must be read."""
+    texts = [f"How much are {i} USD in GBP? (1 GBP = 3 USD)" for i in range(50)]
+    assert constant_parts(texts) == [" USD in GBP? (", "How much are "]
+    asked = [f"{i} apples: is that many apples? Say many or few." for i in range(50)]
+    assert not [part for part in constant_parts(asked, ["many", "few"] * 25) if "many" in part or "few" in part]
+
+
 def test_constant_parts_take_no_piece_of_a_number() -> None:
     texts = [f"Sort these numbers: -{i}.0, 2.0, 3.0, 4.0, {i + 1}.0 as text" for i in range(100, 150)]
     assert constant_parts(texts) == ["Sort these numbers: ", " as text"]  # not the sign, no number
@@ -255,44 +274,61 @@ def test_constant_parts_take_no_piece_of_a_number() -> None:
 
 def test_ranges_are_narrowed_by_hand() -> None:
     assert narrowed(2, 6) == [(2, 3), (2, 4), (2, 5)]  # the lowest quarter of a count, or more
-    assert narrowed(1, 1000) == [(1, 50), (1, 100)]  # half of the digits of a size, and half of that
-    assert narrowed(1, 2**31 - 1) == [(1, 500), (1, 1000), (1, 50_000), (1, 10**5)]
-    assert narrowed(1, 100) == [(1, 10)]  # five numbers are too few for any task
-    assert narrowed(-100.0, 100.0) == [(-10.0, 10.0)]
+    assert narrowed(1, 1000) == [(1, end) for end in (10, 20, 50, 100, 200, 500)]
+    assert narrowed(1, 100) == [(1, 10), (1, 20), (1, 50)]
+    assert narrowed(-100.0, 100.0) == [(-10.0, 10.0), (-20.0, 20.0), (-50.0, 50.0)]
+    assert narrowed(30, 100) == [(30, 50)]
     assert narrowed(-10, 10) == [(-2, 2)]
     assert narrowed(1, 2) == [(1, 1)]
 
 
 def test_a_task_is_made_easier_only_as_far_as_enough_problems_differ() -> None:
-    assert easier_settings("gcd") == {"max_value": 50}
+    assert easier_settings("gcd") == {"max_value": 200}  # its steps, divisions by primes, recur
+    assert easier_settings("lcm") == {"max_value": 50}
     assert easier_settings("prime_factorization") == {}  # 99 numbers are too few
     assert easier_settings("count_bits") == {"max_n": 1000}
     assert easier_settings("number_filtering")["max_decimals"] == 0
     assert easier_settings("power_function")["max_exponent"] > 0  # with 0 every answer is 1
     assert easier_settings("rotate_matrix")["max_rotations"] > 0  # with 0 the answer is the question
-    assert easier_settings("syllogism") == {}  # no ranges
+    assert easier_settings("syllogism") == {} and not is_learnable("syllogism", {})  # no ranges
+    assert is_learnable("gcd", {"max_value": 100}) and not is_learnable("gcd", {})
 
 
 def test_easier_settings_stand_in_the_configuration(place: Path) -> None:
     config = yaml.safe_load((place / "new_gcd" / "config.yaml").read_text())
-    assert config["data"]["source"]["init_args"] == {"settings": {"max_value": 50}}
+    assert config["data"]["source"]["init_args"] == {
+        "demonstrated_share": 0.5,
+        "settings": {"max_value": 200},
+    }
     from grpo_pl.data.sources import PromptSource
 
     source: Any = read([place / "new_gcd" / "config.yaml"]).build("data.source", PromptSource)
     numbers = [int(n) for p in source.prompts(0, count=50) for n in re.findall(r"\d+", p.question)]
-    assert max(numbers) <= 50
+    assert max(numbers) <= 200
 
 
-def test_longer_rows_get_narrower_policies_and_shorter_ones_more_rollouts() -> None:
+def test_longer_rows_get_narrower_policies() -> None:
     assert [shape_for(tokens) for tokens in (10, 100, 400)] == [Shape(128, 3), Shape(96, 3), Shape(64, 2)]
     assert Shape(128, 3).work(10) == 3 * (4 * 128**2 + 3 * 128 * 352) * 10
-    assert [shape_for(tokens).rollouts(tokens) for tokens in (10, 58, 100, 600, 10_000)] == [
-        130,
-        55,
-        57,
-        50,
-        50,
-    ]
+
+
+def test_minutes_are_shared_by_hand() -> None:
+    speed = Speed(step=0.1, draw=0.001)  # a rollout of 256 takes 256 · (0.001 + 0.1 / 32) = 1.056 s
+    made = plan(speed, minutes=5.0, held_out=200, samples=5)  # 0.85 · 300 - 15 - 4 · 1 = 236 s
+    assert (made.steps, made.rollouts, made.prompts) == (1180, 100, 32)
+    assert sum(made.seconds.values()) == pytest.approx(15 + 118 + 100 * 1.056 + 4)
+    few = plan(speed, minutes=5.0, held_out=200, samples=5, shown=160, asked=40)  # 40 passes
+    assert (few.steps, few.prompts) == (200, 16)
+    slow = plan(Speed(step=2.0, draw=0.05), minutes=6.0, held_out=50, samples=3)  # 261 s: 65 steps, 131 s left
+    assert (slow.steps, slow.prompts, slow.rollouts) == (65, 4, 36)  # a rollout of 32 takes 3.6 s
+    with pytest.raises(ValueError, match=r"--minutes 0\.3 are too few"):
+        plan(speed, minutes=0.3, held_out=200, samples=5)
+
+
+def test_the_speed_of_this_machine_is_measured() -> None:
+    shown = [Demonstration(f"{i}+1=", f"<answer>{i + 1}</answer>") for i in range(40)]
+    found = measure_speed(PolicyConfig(from_scratch=TINY_POLICY), shown, written=4)
+    assert 0.0 < found.draw < found.step < 10.0
 
 
 def test_tokens_are_characters_and_tags() -> None:

@@ -1,0 +1,179 @@
+"""The minutes of a run: measures this machine for a second or two, and shares them between cold start and rollouts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice, pairwise
+from statistics import median
+
+import torch
+
+from grpo_pl.data.demonstrations import Demonstration
+from grpo_pl.policy.dialogue import Dialogue
+from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.rollout.native.engine import NativeEngine
+from grpo_pl.rollout.sampler import CompletionSampler
+from grpo_pl.training.defaults import COMPLETIONS, SCRATCH_BATCH, SCRATCH_PASSES
+from grpo_pl.training.sft import tokenized, train_on_demonstrations
+from grpo_pl.types import Problem, SamplingParams
+
+START = 15.0
+"""Seconds of imports, reading and the first compilation."""
+VALIDATIONS = 4
+"""Before the first rollout, after each third of them."""
+COLD_START = 0.5
+"""Share of the time for the cold start: without steps that are mostly right GRPO has nothing to select."""
+GROUP = 8
+FEWEST_ROLLOUTS, MOST_ROLLOUTS = 40, 20
+"""At least, by smaller rollouts; and at most of each minute."""
+MOST_STEPS = 2000
+"""Of a cold start; a longer one leaves little to GRPO."""
+USED = 0.85
+"""Share of the minutes that is planned, since a machine is not always as fast as when it was measured."""
+STEPS, DRAWN, SHORTEST = 6, 64, 4
+"""Steps that are made and completions that are drawn to measure the speed, the first ones of few tokens."""
+BUSY = 1.3
+"""From so many times the seconds on, the command says that others use the machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """Seconds on this machine if nobody else uses it."""
+
+    step: float
+    """Of a step of the cold start with its 32 demonstrations."""
+    draw: float
+    """Of drawing one completion among many."""
+    busy: float = 1.0
+    """Seconds that passed for each of these, more than 1 while others use the processors."""
+
+    def rollout(self, completions: int) -> float:
+        """Of a rollout with its update, whose forward and backward pass is that of so many demonstrations."""
+        return completions * (self.draw + self.step / SCRATCH_BATCH)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a run does in its minutes."""
+
+    steps: int
+    """Of the cold start."""
+    rollouts: int
+    prompts: int
+    """Of a rollout, each with a group of completions."""
+    held_out: int
+    speed: Speed
+    samples: int
+    """Completions of each held-out problem in a validation."""
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """What takes how long."""
+        completions = GROUP * self.prompts
+        return {
+            "start": START,
+            f"cold start: {self.steps} steps of {SCRATCH_BATCH} demonstrations": self.steps * self.speed.step,
+            f"{self.rollouts} rollouts of {completions} completions": self.rollouts * self.speed.rollout(completions),
+            f"{VALIDATIONS} validations on {self.held_out} problems": VALIDATIONS * self._validation,
+        }
+
+    @property
+    def _validation(self) -> float:
+        return self.held_out * self.samples * self.speed.draw
+
+    def table(self) -> str:
+        """One line a part, and one for all."""
+        parts = self.seconds
+        told = {**parts, f"in all, in {torch.get_num_threads()} threads of this machine": sum(parts.values())}
+        lines = [f"  {int(s) // 60:3d}:{int(s) % 60:02d}  {what}" for what, s in told.items()]
+        if self.speed.busy >= BUSY:
+            lines.append(f"Others use this machine now: as it is, all this takes {self.speed.busy:.1f} times as long.")
+        return "\n".join(lines)
+
+
+def plan(
+    speed: Speed, *, minutes: float, held_out: int, samples: int, shown: int | None = None, asked: int | None = None
+) -> Plan:
+    """Shares the minutes: ``COLD_START`` of what start and validations leave for the cold start, the rest for rollouts.
+
+    Args:
+        shown: demonstrations that there are; a cold start makes no more than ``SCRATCH_PASSES`` passes over them. None
+            for problems without end.
+        asked: problems that rollouts may ask.
+    """
+    validation = held_out * samples * speed.draw
+    left = 60.0 * USED * minutes - START - VALIDATIONS * validation
+    steps = max(1, min(MOST_STEPS, int(COLD_START * left / speed.step)))
+    if shown is not None:
+        steps = min(steps, max(1, round(SCRATCH_PASSES * shown / SCRATCH_BATCH)))
+    left -= steps * speed.step
+    prompts = COMPLETIONS // GROUP
+    most = prompts if asked is None else asked // 2
+    while prompts > 4 and (prompts > most or left < FEWEST_ROLLOUTS * speed.rollout(GROUP * prompts)):
+        prompts //= 2  # rather smaller rollouts than too few
+    rollouts = int(left / speed.rollout(GROUP * prompts))
+    if rollouts < 3:
+        raise ValueError(
+            f"--minutes {minutes:g} are too few: start and validations take "
+            f"{START + VALIDATIONS * validation:.0f} s on this machine, {steps} steps of the cold start "
+            f"{steps * speed.step:.0f} s, a rollout {speed.rollout(GROUP * prompts):.0f} s."
+        )
+    return Plan(
+        steps=steps,
+        rollouts=min(round(MOST_ROLLOUTS * minutes), rollouts),
+        prompts=prompts,
+        held_out=held_out,
+        speed=speed,
+        samples=samples,
+    )
+
+
+def measure_speed(policy: PolicyConfig, shown: Sequence[Demonstration], *, written: int) -> Speed:
+    """Makes some steps and draws some completions with a policy that has learned nothing.
+
+    Args:
+        shown: demonstrations, as they are in the cold start.
+        written: tokens of a completion in the mean; a policy without any skill writes to the limit.
+    """
+    tokenizer = load_tokenizer(policy)
+    model = load_model(policy, tokenizer)
+    dialogue = Dialogue(template=PromptTemplate(), tokenizer=tokenizer)
+    repeated = cycle(shown)
+    batches = [tokenized(list(islice(repeated, SCRATCH_BATCH)), dialogue) for _ in range(STEPS)]
+    times: list[tuple[float, float]] = []
+    train_on_demonstrations(
+        model,
+        iter(batches),
+        steps=len(batches),
+        lr=1e-3,
+        optimizer="muon",
+        pad_token_id=int(tokenizer.pad_token_id),
+        report=lambda done, total, **_: times.append(_now()),
+    )
+    steps = [_between(before, after) for before, after in pairwise(times)]
+    sampler = CompletionSampler(engine=NativeEngine(), template=PromptTemplate(), tokenizer=tokenizer)
+    problems = [Problem(id=n, question=str(each.question), answer="") for n, each in enumerate(shown[: DRAWN // GROUP])]
+
+    for length in (SHORTEST, written):  # once to get ready
+        before = _now()
+        sampling = SamplingParams(max_completion_length=length)
+        sampler.sample(model, problems, group_size=GROUP, sampling=sampling, seed=0, split="val")
+    draw, passed = _between(before, _now())
+    alone, all_passed = draw + sum(own for own, _ in steps), passed + sum(passed for _, passed in steps)
+    return Speed(
+        step=median(own for own, _ in steps), draw=draw / (GROUP * len(problems)), busy=max(1.0, all_passed / alone)
+    )
+
+
+def _now() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
+
+
+def _between(before: tuple[float, float], after: tuple[float, float]) -> tuple[float, float]:
+    """Seconds that the work between takes by itself, and that have passed. The processor's time of all threads together
+    is more than what passes if they have a processor each, and less if others use the processors."""
+    passed, worked = after[0] - before[0], after[1] - before[1]
+    return min(passed, worked), passed
