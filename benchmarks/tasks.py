@@ -1,4 +1,4 @@
-"""Tasks of reasoning-gym as `grpo-pl new` writes them, no field set by hand: held-out answers before and after GRPO.
+"""Twelve tasks as `grpo-pl new` writes them, no field set by hand: held-out answers before and after GRPO.
 
 Each run is a new folder, `grpo-pl new` and `grpo-pl fit` with an empty cache, so that the time includes the cold start.
 A finished run enters the record at once; a run that is there is not made again, unless it failed.
@@ -13,6 +13,8 @@ import argparse
 import csv
 import json
 import os
+import random
+import re
 import resource
 import shutil
 import subprocess
@@ -26,23 +28,75 @@ from typing import Any
 import yaml
 from common import processor
 
-TASKS = (
-    "gcd",
-    "number_sorting",
-    "count_bits",
-    "string_insertion",
-    "simple_equations",
-    "spell_backward",
-    "letter_counting",
-    "chain_sum",
-    "number_filtering",
-    "leg_counting",
-)
-RISE, HIGH = 0.15, 0.95
-"""A task counts as learned where held-out pass@1 rises by so much, or ends so high."""
+TASKS = {
+    **{
+        f"reasoning_gym:{task}": None
+        for task in (
+            "gcd",
+            "lcm",
+            "simple_equations",
+            "chain_sum",
+            "base_conversion",
+            "caesar_cipher",
+            "count_bits",
+            "letter_counting",
+            "leg_counting",
+        )
+    },
+    "csv:currency": 2000,
+    "csv:second_largest": 4000,
+    "gymnasium:CartPole-v1": None,
+}
+"""What a task is made of -> the rows of its file, where it is one."""
+LOWEST, HIGHEST, RISE, END = 0.05, 0.70, 0.20, 0.50
+"""A task counts as learned where held-out pass@1 begins between the first two, rises by the third and ends at the
+last, or above."""
 
 
-def run(task: str, seed: int, folder: Path) -> dict[str, Any]:
+def currency(rng: random.Random) -> tuple[str, str]:
+    """An amount by a rate that the question states."""
+    first, second = rng.sample(["USD", "EUR", "GBP", "JPY", "CHF", "SEK", "PLN", "INR"], 2)
+    amount, rate = rng.randint(2, 20), rng.randint(2, 9)
+    asked = rng.choice(
+        [
+            f"How many {second} are {amount} {first}? (1 {first} = {rate} {second})",
+            f"1 {first} is {rate} {second}. What do I get for {amount} {first}?",
+            f"At {rate} {second} to the {first}, change {amount} {first}.",
+        ]
+    )
+    return asked, str(amount * rate)
+
+
+def second_largest(rng: random.Random) -> tuple[str, str]:
+    """Three or four numbers in a sentence."""
+    numbers = rng.sample(range(10, 100), rng.choice([3, 4]))
+    names = rng.sample(["Ann", "Bob", "Cem", "Eve", "Ida", "Leo", "Mia", "Tom"], len(numbers))
+    *parts, last = [f"{name} has {number}" for name, number in zip(names, numbers, strict=True)]
+    thing = rng.choice(["nuts", "pens", "cards", "coins"])
+    return f"{', '.join(parts)} and {last} {thing}: which is the second largest?", str(sorted(numbers)[-2])
+
+
+MAKERS = {"csv:currency": currency, "csv:second_largest": second_largest}
+
+
+def origin(task: str, rows: int | None, folder: Path) -> str:
+    """What `grpo-pl new --from` is given; writes a file of rows with different questions."""
+    if task not in MAKERS:
+        return task
+    rng = random.Random(task)
+    made: dict[str, str] = {}
+    while len(made) < (rows or 0):
+        question, answer = MAKERS[task](rng)
+        made[question] = answer
+    file = folder / f"{task.partition(':')[2]}.csv"
+    with file.open("w", newline="") as opened:
+        table = csv.writer(opened)
+        table.writerow(["question", "answer"])
+        table.writerows(made.items())
+    return f"csv:{file}"
+
+
+def run(task: str, seed: int, folder: Path, rows: int | None) -> dict[str, Any]:
     """One task with one seed, from nothing."""
     environment = {**os.environ, "GRPO_PL_CACHE": str(folder / "cache")}
     program = [sys.executable, "-m", "grpo_pl"]
@@ -52,13 +106,14 @@ def run(task: str, seed: int, folder: Path) -> dict[str, Any]:
         f"--model.cold_start.seed={seed}",
         f"--data.source.init_args.seed={seed}",
     ]
-    before = _cpu_seconds()
-    subprocess.run(
-        [*program, "new", "learned", f"--from=reasoning_gym:{task}"],
+    before, asked = _cpu_seconds(), time.perf_counter()
+    made = subprocess.run(
+        [*program, "new", "learned", f"--from={origin(task, rows, folder)}"],
         check=True,
         cwd=folder,
         env=environment,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     start = time.perf_counter()
     with (folder / "log").open("w") as log:
@@ -73,6 +128,9 @@ def run(task: str, seed: int, folder: Path) -> dict[str, Any]:
     about = {
         "task": task,
         "seed": seed,
+        **({} if rows is None else {"rows": rows}),
+        "said_by_new": made.stdout.strip().splitlines(),
+        "seconds_of_new": round(start - asked, 1),
         "settings": _settings(folder / "learned" / "config.yaml"),
         "seconds": round(seconds, 1),
         "cpu_seconds": round(_cpu_seconds() - before, 1),
@@ -81,7 +139,8 @@ def run(task: str, seed: int, folder: Path) -> dict[str, Any]:
     }
     if done.returncode:
         return {**about, "error": " ".join((folder / "log").read_text().strip().splitlines()[-1:])[:200]}
-    return {**about, **_figures(folder / "runs" / "learned")}
+    said = [line for line in (folder / "log").read_text().splitlines() if MARKED.match(line)]
+    return {**about, **_figures(folder / "runs" / "learned"), "said": said}
 
 
 def _cpu_seconds() -> float:
@@ -95,13 +154,20 @@ def _settings(config: Path) -> dict[str, Any]:
     return settings
 
 
+MARKED = re.compile(r"After \d+ of \d+ rollouts|D\d\d ")
+"""Lines of a run about its learning."""
+
+
 def _figures(run_folder: Path) -> dict[str, Any]:
     with (run_folder / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     held_out = [row for row in rows if row.get("val/pass@1")]
     config = yaml.safe_load((run_folder / "config.yaml").read_text())
     shape = config["model"]["policy"]["from_scratch"]
+    trained = [float(row["rewards/right/mean"]) for row in rows if row.get("rewards/right/mean")]
     return {
+        "training_after": round(sum(trained[-5:]) / 5, 4),
+        "prompts": config["data"]["prompts_per_step"],
         "width": shape["hidden_size"],
         "layers": shape["num_hidden_layers"],
         "cold_start_steps": config["model"]["cold_start"]["steps"],
@@ -117,30 +183,48 @@ def _figures(run_folder: Path) -> dict[str, Any]:
 
 def learned(row: dict[str, Any]) -> bool:
     """Whether a run has reached what is asked of it."""
-    return "error" not in row and (row["pass@1_after"] - row["pass@1_before"] >= RISE or row["pass@1_after"] >= HIGH)
+    if "error" in row:
+        return False
+    before, after = row["pass@1_before"], row["pass@1_after"]
+    return bool(LOWEST <= before <= HIGHEST and after - before >= RISE and after >= END)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The runs as Markdown, in the order of ``TASKS``."""
-    columns = ["task", "narrower than its own", "width", "cold start", "rollouts", "seed", "held-out pass@1", "learned"]
-    lines = [f"| {' | '.join([*columns, 'threads', 's', 'CPU s'])} |", "|" + "---|" * (len(columns) + 3)]
-    for row in sorted(rows, key=lambda row: (TASKS.index(row["task"]) if row["task"] in TASKS else 99, row["seed"])):
-        settings = ", ".join(f"`{name}: {value}`" for name, value in row["settings"].items()) or "nothing"
-        time_spent = [str(row["threads"]), f"{row['seconds']:.0f}", f"{row['cpu_seconds']:.0f}"]
+    names = list(TASKS)
+    columns = ["task", "settings", "width", "cold start", "rollouts", "seed", "held-out pass@1", "learned"]
+    lines = [f"| {' | '.join([*columns, 'threads', 's'])} |", "|" + "---|" * (len(columns) + 2)]
+    for row in sorted(rows, key=lambda row: (names.index(row["task"]) if row["task"] in names else 99, row["seed"])):
+        settings = ", ".join(f"`{name}: {value}`" for name, value in row["settings"].items())
+        settings = f"{row['rows']:,} rows" if "rows" in row else settings or "its own"
+        time_spent = [str(row["threads"]), f"{row['seconds']:.0f}"]
+        name = f"`{row['task'].partition(':')[2]}`"
         if "error" in row:
-            cells = [f"`{row['task']}`", settings, "", "", "", str(row["seed"]), row["error"], "no", *time_spent]
+            cells = [name, settings, "", "", "", str(row["seed"]), row["error"], "no", *time_spent]
         else:
             gain = f"{row['pass@1_before']:.3f} → {row['pass@1_after']:.3f}"
-            shape = [str(row[name]) for name in ("width", "cold_start_steps", "rollouts", "seed")]
-            cells = [f"`{row['task']}`", settings, *shape, gain, "yes" if learned(row) else "no", *time_spent]
+            shape = [str(row[key]) for key in ("width", "cold_start_steps")]
+            drawn = f"{row['rollouts']} × {row['prompts']}"
+            cells = [
+                name,
+                settings,
+                *shape,
+                drawn,
+                str(row["seed"]),
+                gain,
+                "yes" if learned(row) else "no",
+                *time_spent,
+            ]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    first = [row for row in rows if row["seed"] == 0]
+    return "\n".join([*lines, f"With seed 0: {sum(map(learned, first))} of {len(first)} learned."])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--rows", type=int, help="of a file; by default as in TASKS")
     parser.add_argument("--output", type=Path, required=True, help="the record")
     parser.add_argument("--keep", type=Path, help="folder where the run folders stay")
     parser.add_argument("--table", action="store_true", help="only print the record as Markdown")
@@ -151,8 +235,8 @@ def main() -> None:
         for seed in arguments.seeds:
             if any("error" not in row for row in _of(arguments.output, task, seed)):
                 continue
-            folder = Path(tempfile.mkdtemp(prefix=f"{task}-{seed}-", dir=arguments.keep))
-            row = run(task, seed, folder)
+            folder = Path(tempfile.mkdtemp(prefix=f"{task.replace(':', '-')}-{seed}-", dir=arguments.keep))
+            row = run(task, seed, folder, arguments.rows or TASKS.get(task))
             if arguments.keep is None:
                 shutil.rmtree(folder)
             print(json.dumps(row), flush=True)
