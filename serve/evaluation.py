@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing, closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from serve.metrics import ServerMetrics
 from serve.prompts import Prompts
 from serve.schemas import EvalProblem, EvaluateRequest, Sampling
 from serve.score_worker import ScoreItems, score_items
-from serve.scoring import Scorer
+from serve.scoring import Scorer, closed_rewards
 from serve.streaming import while_connected
 from serve.weights import Weights
 from serve.worker_client import Deadline
@@ -48,11 +48,7 @@ class EvaluateRoute:
 
     def __post_init__(self) -> None:
         self._judging = asyncio.Semaphore(_JUDGED_AT_ONCE)
-        model = self.prompts.model
-        rewards = build_rewards(model.rewards, trust_rewards=model.trust_rewards)
-        self._judged = correctness_index(rewards) is not None
-        for reward in rewards:
-            reward.close()
+        self._judged = correctness_index(closed_rewards(self.prompts.model)) is not None
 
     async def evaluate(self, body: EvaluateRequest, request: Request) -> Response:
         if len(body.items) * body.n > _MOST_COMPLETIONS:
@@ -148,13 +144,15 @@ def evaluate_locally(
         waiting = deque(enumerate(asyncio.run(evaluations)))
     except ApiError as error:
         raise ValueError(error.message) from error
-    rewards = build_rewards(model.rewards, trust_rewards=model.trust_rewards)
-    require_correctness(rewards, "an evaluation")
-    for reward in rewards:
-        reward.check()
-    batch = batch_of(model, model.load_policy(device), max(max_rows, sampling.n))
     owner: dict[int, tuple[int, list[Chunk], Chunk]] = {}  # by sequence: problem, its completions, the sequence's own
-    try:
+    with ExitStack() as stack:
+        rewards = build_rewards(model.rewards, trust_rewards=model.trust_rewards)
+        for reward in rewards:
+            stack.enter_context(closing(reward))
+        require_correctness(rewards, "an evaluation")
+        for reward in rewards:
+            reward.check()
+        batch = batch_of(model, model.load_policy(device), max(max_rows, sampling.n))
         while waiting or len(batch):
             while waiting and len(batch) + sampling.n <= batch.max_rows:
                 i, job = waiting.popleft()
@@ -162,11 +160,8 @@ def evaluate_locally(
                 sequences = batch.add(job.prompt_ids, job.keys, job.options)
                 owner |= {s: (i, group, chunk) for s, chunk in zip(sequences, group, strict=True)}
             for drawn in batch.step(_TOKENS):
-                i, group, chunk = owner[drawn.sequence]
+                i, group, chunk = owner[drawn.sequence] if drawn.finish is None else owner.pop(drawn.sequence)
                 chunk.add(drawn.tokens, drawn.logprobs, drawn.tops, drawn.finish)
                 if all(chunk.finish is not None for chunk in group):
                     items = items_of(problems[i], group, model)
                     yield i, result_of(problems[i], items, group, score_items(rewards, items, slice(None)))
-    finally:
-        for reward in rewards:
-            reward.close()

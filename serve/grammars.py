@@ -203,6 +203,7 @@ class Grammars:
         Raises:
             Unusable: the grammar cannot be compiled.
         """
+        compiled.users -= 1
         budget = Budget()
         return [GrammarMask(compiled, budget, self._resident) for _ in range(count)]
 

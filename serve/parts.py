@@ -184,7 +184,8 @@ class PolicyAPI(_Part):
         except ApiError as error:
             if self._by_spec:
                 raise _for_litserve(error) from None
-            yield f"data: {bytes(error.response().body).decode()}\n\n"  # LitServe would end the stream without a word
+            told = bytes(error.response().body).decode()  # LitServe would end the stream without a word
+            yield f"data: {told}\n\n" if isinstance(request, dict) and request.get("stream") else told
 
     async def _by_litserve(self, request: ChatBody) -> AsyncGenerator[dict[str, Any], None]:
         """The chunks that LitServe's spec makes an answer of; the last has the usage, because it adds those of all."""

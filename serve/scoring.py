@@ -11,7 +11,7 @@ from fastapi import Request, Response
 
 from grpo_pl.config.objects import build_rewards
 from grpo_pl.policy.trained import ServedModel
-from grpo_pl.rewards.base import needs_of
+from grpo_pl.rewards.base import Reward, needs_of
 from serve.admission import AdmissionQueue, QueueFull
 from serve.advantages import group_objective
 from serve.errors import bad_request, check_model
@@ -31,10 +31,19 @@ def needed_columns(model: ServedModel) -> Collection[str]:
     Raises:
         ValueError: a reward cannot be built.
     """
+    return needs_of(closed_rewards(model))
+
+
+def closed_rewards(model: ServedModel) -> list[Reward]:
+    """A model's rewards, closed at once: what they say of themselves can be read.
+
+    Raises:
+        ValueError: a reward cannot be built.
+    """
     rewards = build_rewards(model.rewards, trust_rewards=model.trust_rewards)
     for reward in rewards:
         reward.close()
-    return needs_of(rewards)
+    return rewards
 
 
 class Scorer(WorkerClient):

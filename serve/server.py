@@ -137,6 +137,8 @@ class Server:
         self._http_thread.start()
         while not self._uvicorn.started and self._http_thread.is_alive():
             time.sleep(0.01)
+        if not self._uvicorn.started:
+            raise ChildProcessError("the HTTP thread ended at its start; its message is above.")
         for listener in sockets:
             listener.listen(_BACKLOG)  # asyncio's own backlog also limits how many it accepts at once
         threading.Thread(target=self._watch_workers, name="worker-watch", daemon=True).start()

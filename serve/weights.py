@@ -16,8 +16,8 @@ from typing import Any
 
 from fastapi import Response
 
-from grpo_pl.config.objects import build, build_environment, build_rewards
-from grpo_pl.files.checkpoints import PATTERN, broken, facts_of, newest_whole, rollouts_of
+from grpo_pl.config.objects import build, build_environment
+from grpo_pl.files.checkpoints import PATTERN, CheckpointError, broken, facts_of, newest_whole, rollouts_of
 from grpo_pl.files.runs import RunFolder
 from grpo_pl.openai_format.fields import Body, Text
 from grpo_pl.policy.trained import ServedModel, find_model, without_link
@@ -26,6 +26,7 @@ from grpo_pl.rollout.episode_settings import EpisodeSettings
 from serve.errors import ApiError, bad_request
 from serve.json_response import json_response
 from serve.logs import write_output
+from serve.scoring import closed_rewards
 from serve.versions import DropWeights, LoadWeights
 from serve.worker_client import Deadline, WorkerClient
 
@@ -150,7 +151,7 @@ class WeightsRoutes:
         path = await asyncio.to_thread(self._newest) if body.path is None else Path(body.path)
         try:
             model = await asyncio.to_thread(weights_of, path, self._weights.model)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, CheckpointError) as error:
             raise bad_request(f"path: {error}", param="path") from None
         now = await self._weights.change(model)
         changed = {"source": str(now.source), "previous": before.id, "changed": now is not before}
@@ -195,10 +196,8 @@ def weights_of(path: Path, served: ServedModel) -> ServedModel:
 def _rewards(model: ServedModel) -> dict[str, Mapping[str, Any]]:
     """The rewards by name, each with its class and all arguments, whichever way they are spelt: an export names a class
     by its module and every argument, a run's configuration as its author did."""
-    rewards = build_rewards(model.rewards, trust_rewards=model.trust_rewards)
-    for reward in rewards:
-        reward.close()
-    return {reward.name: _spec(reward, given) for reward, given in zip(rewards, model.rewards, strict=True)}
+    pairs = zip(closed_rewards(model), model.rewards, strict=True)
+    return {reward.name: _spec(reward, given) for reward, given in pairs}
 
 
 def _spec(reward: Reward, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -248,7 +247,7 @@ class Follower:
                 if reason := await asyncio.to_thread(broken, path):
                     raise ValueError(reason)
                 await self._weights.change(await asyncio.to_thread(weights_of, path, self._weights.model))
-            except (ValueError, OSError, ApiError) as error:
+            except (ValueError, OSError, CheckpointError, ApiError) as error:
                 log.warning("%s is passed over: %s", path, error.message if isinstance(error, ApiError) else error)
 
 

@@ -184,8 +184,10 @@ def test_two_workers_draw_the_same_in_the_format_of_the_whole_server(export: Pat
         for choice in chunk.choices:
             texts[choice.index] += choice.delta.content or ""
     assert texts == [choice["message"]["content"] for choice in answers[0]["choices"]]
-    refused = serving.http.post("/v1/chat/completions", json={**asked, "n": 0}).text
-    assert json.loads(refused.removeprefix("data: "))["error"]["param"] == "n"
+    refused = serving.http.post("/v1/chat/completions", json={**asked, "n": 0})
+    assert refused.json()["error"]["param"] == "n"
+    streamed = serving.http.post("/v1/chat/completions", json={**asked, "n": 0, "stream": True}).text
+    assert json.loads(streamed.removeprefix("data: "))["error"]["param"] == "n"
     assert serving.end() == 0
 
 

@@ -206,6 +206,8 @@ def test_what_cannot_take_the_place_of_the_weights_is_refused_and_the_old_ones_s
 
     cut = copy("cut")
     (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:500])
+    broken = tmp_path / "broken.ckpt"
+    broken.write_bytes(b"no checkpoint")
     longer = copy("longer")
     config = json.loads((longer / "config.json").read_text())
     (longer / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 64}))
@@ -216,6 +218,7 @@ def test_what_cannot_take_the_place_of_the_weights_is_refused_and_the_old_ones_s
         with_manifest("rewards", rewards=[]): "another rewards",
         with_manifest("code", rewards=[{"class_path": "grpo_pl.rewards.FunctionReward"}]): "--trust-rewards",
         cut: "cannot be loaded",
+        broken: "broken.ckpt",
         longer: "another tokenizer or context",
     }
     for path, reason in refused.items():

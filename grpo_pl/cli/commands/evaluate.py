@@ -120,15 +120,14 @@ def evaluate_episodes(
         ValueError: no reward says what a right answer is.
     """
     from grpo_pl.cli.answering import load_answerer
-    from grpo_pl.config.objects import build_rewards
     from grpo_pl.functional.sampling import row_key
     from grpo_pl.rewards.base import needs_of, require_correctness
     from grpo_pl.rollout.sampler import episode_row
     from grpo_pl.types import Problem
     from serve.score_worker import ScoreItems, score_items
+    from serve.scoring import closed_rewards
 
-    rewards = build_rewards(model.rewards, trust_rewards=model.trust_rewards)
-    require_correctness(rewards, "an evaluation")  # before the policy is loaded
+    require_correctness(closed_rewards(model), "an evaluation")  # before the policy is loaded
     n, training = sampling.n, model.sampling
     drawing = replace(
         training,
