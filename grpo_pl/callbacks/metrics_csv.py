@@ -74,7 +74,7 @@ class MetricsCSV(Logger):
         """
         if not self.path.exists():
             return
-        with self.path.open(newline="") as file:
+        with self.path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             self._columns = list(reader.fieldnames or ["step"])
             rows = [{name: value for name, value in row.items() if value != ""} for row in reader]

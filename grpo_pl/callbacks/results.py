@@ -78,6 +78,7 @@ class WriteReport(Callback):
         if trainer.is_global_zero and self.folder.metrics.exists():
             try:
                 write_report(self.folder)
-            except OSError as error:  # such as a full disk
-                line = f"{self.folder.report} cannot be written: {error.strerror or error}."
+            except (OSError, ValueError) as error:  # such as a full disk; the run's own end says more
+                reason = str(getattr(error, "strerror", None) or error).rstrip(".")
+                line = f"{self.folder.report} cannot be written: {reason}."
                 rank_zero_warn(f"{line} `grpo-pl report {self.folder.path}` writes it once it can be.")

@@ -187,7 +187,7 @@ def check_resume(
     shapes, state = read_head(checkpoint)
     own = RunFolder(checkpoint.absolute().parent.parent).config
     changes = []
-    earlier = read_settings(own.read_text()) if own.is_file() else None
+    earlier = read_settings(own.read_text(encoding="utf-8")) if own.is_file() else None
     if earlier:  # an interrupted write leaves an empty file
         trees = [earlier, config]
         before, now = ({"model": {"policy": (tree.get("model") or {}).get("policy") or {}}} for tree in trees)

@@ -28,7 +28,7 @@ IN_COMPLETIONS = (
     *("step", "prompt_id", "sample", "prompt", "question", "answer", "completion", "tokens", "finish_reason"),
     *("rewards", "correct", "reward", "advantage"),
 )
-IN_HELD_OUT = ("step", "metrics", "problems")
+IN_HELD_OUT = ("step", "metrics", "problems", "pass_at")
 IN_RECORD = (
     *("model", "parameters", "trained_parameters", "objective", "seed", "data", "command", "started", "versions"),
     *("machine", "processes"),
@@ -57,15 +57,17 @@ def write_comparison(runs: Sequence[RunFolder], output: Path) -> Path:
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:
         raise ValueError(f"{twice} is given twice: a run is not compared with itself.")
-    names = [path.name for path in paths]
-    named = {  # with the parent's name where two bear the same
-        path.name if names.count(path.name) == 1 else f"{path.parent.name}/{path.name}": run
-        for path, run in zip(paths, runs, strict=True)
-    }
+    named = {_shortest_name(path, paths): run for path, run in zip(paths, runs, strict=True)}
     page = _page(comparison_data(named))
     with staged(output) as file:
         file.write_text(page, encoding="utf-8", errors="replace")
     return output
+
+
+def _shortest_name(path: Path, paths: Sequence[Path]) -> str:
+    """The last parts of a path that no other one ends in, as few as possible."""
+    ends = (path.parts[-n:] for n in range(1, len(path.parts) + 1))
+    return str(Path(*next(end for end in ends if sum(other.parts[-len(end) :] == end for other in paths) == 1)))
 
 
 def require_run(run: RunFolder) -> None:
@@ -95,7 +97,7 @@ def build_page(run: RunFolder) -> str:
         "charts": training if lengths is None else [*training, lengths],
         "samples": rollouts(thinned(samples)),
         "differences": [[]],
-        "config": run.config.read_text(errors="replace") if run.config.is_file() else "",
+        "config": run.config.read_text(encoding="utf-8", errors="replace") if run.config.is_file() else "",
     }
     return _page(data)
 

@@ -26,6 +26,9 @@ def test_settings_that_differ_stand_side_by_side(runs: list[RunFolder]) -> None:
 def test_runs_of_one_name_bear_that_of_their_folder(tmp_path: Path) -> None:
     page = write_comparison([write_run(tmp_path / place / "x") for place in ("one", "two")], tmp_path / "c.html")
     assert "<title>one/x · two/x – grpo-pl</title>" in page.read_text()
+    deeper = [write_run(tmp_path / place / "runs" / "x") for place in ("a", "b")]
+    page = write_comparison([*deeper, write_run(tmp_path / "y")], tmp_path / "d.html")
+    assert "<title>a/runs/x · b/runs/x · y – grpo-pl</title>" in page.read_text()
 
 
 def test_one_run_twice_and_a_folder_that_is_no_run_are_refused(runs: list[RunFolder], tmp_path: Path) -> None:

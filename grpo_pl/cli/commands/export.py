@@ -82,7 +82,7 @@ def _write(trained: ServedModel, run: RunFolder, out: Path, card: str, *, merge:
     if not merge:
         if not has_adapters(model):
             raise ValueError(f"{trained.source} has no adapters (policy.lora is null): leave --merge at true.")
-        _name_base(model, dict(read_settings(run.config.read_text())["model"]))
+        _name_base(model, dict(read_settings(run.config.read_text(encoding="utf-8"))["model"]))
     export_policy(
         out,
         model=model,
