@@ -85,13 +85,17 @@ class RolloutDataModule(LightningDataModule):
 
     def prompts(self, step: int, attempt: int = 0) -> PromptBatch:
         """This rank's share of the prompts of a rollout step."""
-        first = step if self.repeated is None else step % self.repeated
-        everyone = self.source.prompts(first, attempt, count=self.prompt_count)
+        everyone = self.everyones_prompts(step, attempt)
         rank, world = self._rank_and_world()
         check_shares(self.prompt_count, world)
         share = len(everyone) // world
         mine = tuple(everyone[rank * share : (rank + 1) * share])
         return PromptBatch(step=step, prompts=mine, valid=(True,) * share)
+
+    def everyones_prompts(self, step: int, attempt: int = 0) -> list[Problem]:
+        """The prompts of all ranks for a rollout step."""
+        first = step if self.repeated is None else step % self.repeated
+        return self.source.prompts(first, attempt, count=self.prompt_count)
 
     def repeat_rollouts(self, count: int | float) -> None:
         """Has the prompts of the first rollouts come again and again; 0 has every rollout's own.

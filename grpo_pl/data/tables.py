@@ -163,11 +163,12 @@ def _without_chatter() -> Iterator[None]:
     """Silences the progress bars and messages of ``datasets`` while it reads local files."""
     import datasets
 
-    level = datasets.logging.get_verbosity()
+    level, shown = datasets.logging.get_verbosity(), not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     try:
         yield
     finally:
-        datasets.enable_progress_bars()
+        if shown:
+            datasets.enable_progress_bars()
         datasets.logging.set_verbosity(level)

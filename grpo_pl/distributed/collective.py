@@ -32,7 +32,7 @@ class Collective:
     """The processes that are one rank with this one; None: it is one alone."""
 
     @property
-    def _alone(self) -> bool:
+    def alone(self) -> bool:
         return self.world == 1 and self.peers is None
 
     def gather_rows(self, rows: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class Collective:
 
     def max(self, value: int, device: torch.device) -> int:
         """The largest of every process's integer."""
-        if self._alone:
+        if self.alone:
             return value
         tensor = torch.tensor(value, device=device)
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
@@ -127,7 +127,7 @@ class Collective:
         return cast(T, result)
 
     def _of_all_processes(self, value: T) -> list[T]:
-        if self._alone:
+        if self.alone:
             return [value]
         values: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(values, value)

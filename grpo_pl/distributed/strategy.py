@@ -134,6 +134,11 @@ class FSDP2Strategy(ModelParallelStrategy):
         if not self._save_distributed_checkpoint:
             super().save_checkpoint(checkpoint, path)
             return
+        if "optimizer_states" not in checkpoint:
+            raise ValueError(
+                "sharded_checkpoints writes whole checkpoints only: leave out save_weights_only, or set "
+                "trainer.strategy.init_args.sharded_checkpoints to false."
+            )
         staging = path.with_name(path.name + ".partial")
 
         def empty() -> None:

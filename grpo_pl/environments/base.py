@@ -385,11 +385,11 @@ def play(
     Raises:
         EnvironmentMistake: the environment returned what is none of an environment's values.
     """
-    episode, listed = environment.fresh(), None if callable(actions) else iter(actions)
+    episode, given = environment.fresh(), None if callable(actions) else iter(actions)
     try:
         turns = [read_reset(episode.reset(seed=seed, row=row or {}))]
         while not turns[-1].done:
-            action = next(listed, None) if listed is not None else actions(turns)  # type: ignore[operator]
+            action = next(given, None) if given is not None else actions(turns)  # type: ignore[operator]
             if action is None:
                 break
             turns.append(read_step(episode.step(action)))

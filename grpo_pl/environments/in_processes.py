@@ -187,7 +187,7 @@ class Processes:
         descriptors = [] if channel is None else [channel.fileno()]
         try:
             socket.send_fds(self._fork_server.channel.socket, [REQUEST.pack(kind, number)], descriptors)
-        except (BrokenPipeError, ConnectionError):
+        except ConnectionError:
             return False
         return True
 

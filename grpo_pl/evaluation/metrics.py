@@ -68,10 +68,10 @@ class GroupMetric(Metric):
         values = _join(self.values, torch.float64)
         return (values.sum() / max(1, len(values))).float()
 
-    def estimate(self, *, level: float = 0.95) -> Estimate:
+    def estimate(self) -> Estimate:
         """The mean with its confidence interval, over all ranks; every rank must call it."""
         with self.sync_context():
-            return estimate_mean(_join(self.values, torch.float64), level=level)
+            return estimate_mean(_join(self.values, torch.float64))
 
     def results(self) -> dict[int, float]:
         """Problem id -> its number, over all ranks and sorted by id; every rank must call it."""

@@ -90,31 +90,30 @@ def average_at_k(values: Tensor, k: int) -> Tensor:
     return values[:, :k].double().mean(dim=1)
 
 
-def estimate_mean(values: Tensor, *, level: float = 0.95) -> Estimate:
-    """Mean over problems with Wilson's interval if all values are 0 or 1, else with a bootstrap over problems.
+def estimate_mean(values: Tensor) -> Estimate:
+    """Mean over problems with Wilson's interval of 95 % if all values are 0 or 1, else with a bootstrap over problems.
 
     Samples of one problem are correlated, so the unit is the problem: if each sample counted as a trial, the interval
     of pass@1 would be too narrow.
 
     Args:
         values: (P,) one number per problem, in any order.
-        level: confidence level, in (0, 1).
 
     Raises:
-        ValueError: no values, or a level outside (0, 1).
+        ValueError: no values.
     """
     if not len(values):
         raise ValueError("no problems to estimate a mean from.")
     values, mean = values.double(), values.double().mean().item()
     if ((values == 0) | (values == 1)).all():
-        low, high = wilson_interval(int(values.sum()), len(values), level=level)
+        low, high = wilson_interval(int(values.sum()), len(values))
         return Estimate(value=mean, low=low, high=high, problems=len(values), method="wilson")
-    low, high = bootstrap_interval(values, level=level)
+    low, high = bootstrap_interval(values)
     return Estimate(value=mean, low=low, high=high, problems=len(values), method="bootstrap")
 
 
-def paired_difference(values: Tensor, baseline: Tensor, *, level: float = 0.95) -> Estimate:
-    """Mean of ``values − baseline`` over the same problems, with its confidence interval.
+def paired_difference(values: Tensor, baseline: Tensor) -> Estimate:
+    """Mean of ``values − baseline`` over the same problems, with its confidence interval of 95 %.
 
     If all values are 0 or 1, the interval is that of Agresti and Min, which has a width above 0 even if no pair
     differs: with b problems gained and c lost of n, centre (b − c) / (n + 2) and variance
@@ -123,10 +122,9 @@ def paired_difference(values: Tensor, baseline: Tensor, *, level: float = 0.95) 
     Args:
         values: (P,) one number per problem.
         baseline: (P,) of the same problems in the same order.
-        level: confidence level, in (0, 1).
 
     Raises:
-        ValueError: no values, tensors of different shapes, or a level outside (0, 1).
+        ValueError: no values, or tensors of different shapes.
 
     Source: Agresti and Min 2005, "Simple improved confidence intervals for comparing matched proportions".
     """
@@ -139,10 +137,10 @@ def paired_difference(values: Tensor, baseline: Tensor, *, level: float = 0.95) 
     if ((both == 0) | (both == 1)).all():
         gained, lost = int((difference > 0).sum()), int((difference < 0).sum())
         centre = (gained - lost) / (n + 2)
-        half = _z(level) * math.sqrt(max(0.0, (gained + lost + 1) / (n + 2) - centre**2) / (n + 2))
+        half = _z(0.95) * math.sqrt(max(0.0, (gained + lost + 1) / (n + 2) - centre**2) / (n + 2))
         low, high = max(-1.0, centre - half), min(1.0, centre + half)
         return Estimate(value=mean, low=low, high=high, problems=n, method="agresti-min")
-    low, high = bootstrap_interval(difference, level=level)
+    low, high = bootstrap_interval(difference)
     return Estimate(value=mean, low=low, high=high, problems=n, method="bootstrap")
 
 

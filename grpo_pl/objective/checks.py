@@ -37,8 +37,8 @@ _NOT_NEGATIVE = (
     *("distillation_coef", "anchor_coef", "observation_coef"),
     *("vespo_k_positive", "vespo_lambda_positive", "vespo_k_negative", "vespo_lambda_negative"),
     *("entropy_coef_step", "entropy_coef_max"),
+    *("gamma", "step_weight", "invalid_action_penalty"),
 )
-_TURN_RANGES = ("gamma", "step_weight", "invalid_action_penalty")
 
 
 def _check_ranges(a: Objective) -> None:
@@ -54,7 +54,7 @@ def _check_ranges(a: Objective) -> None:
         )
     if a.max_resample_attempts < 0:
         raise ValueError(f"max_resample_attempts must be 0 or more, got {a.max_resample_attempts}.")
-    for name in (*_NOT_NEGATIVE, *_TURN_RANGES):
+    for name in _NOT_NEGATIVE:
         if not 0 <= getattr(a, name) < math.inf:
             raise ValueError(f"{name} must be finite and not negative, got {getattr(a, name)}.")
     for name in ("cispo_cap", "sapo_temperature_positive", "sapo_temperature_negative"):

@@ -33,8 +33,11 @@ def served_logprobs(teacher: TeacherConfig, rows: Sequence[Sequence[int]]) -> li
         httpx2.Client(headers=headers, timeout=teacher.time_limit_s) as client,
         ThreadPoolExecutor(teacher.concurrency) as threads,
     ):
-        answers = threads.map(partial(_ask, client, teacher), parts)
-        return [row for answer in answers for row in answer]
+        try:
+            return [row for answer in threads.map(partial(_ask, client, teacher), parts) for row in answer]
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)  # the others would only come to the same, one by one
+            raise
 
 
 def _ask(client: httpx2.Client, teacher: TeacherConfig, rows: Sequence[Sequence[int]]) -> list[list[float]]:

@@ -255,7 +255,8 @@ def needs_of(rewards: Iterable[Reward]) -> frozenset[str]:
 
 
 def held_by(value: Any) -> Iterator[Reward]:
-    """The rewards among the arguments of a reward, or among the items of a list or mapping, nested ones included."""
+    """The rewards among the arguments of a reward, or among the items of a list or mapping, at any depth of lists and
+    mappings; not those that these rewards hold."""
     if isinstance(value, Reward):
         arguments = [getattr(value, f.name, None) for f in fields(value)]
     else:
@@ -265,6 +266,13 @@ def held_by(value: Any) -> Iterator[Reward]:
             yield argument
         elif isinstance(argument, Mapping | list | tuple):
             yield from held_by(argument)
+
+
+def with_inner(rewards: Iterable[Reward]) -> Iterator[Reward]:
+    """The rewards, each followed by those that it holds, and those that these hold."""
+    for reward in rewards:
+        yield reward
+        yield from with_inner(held_by(reward))
 
 
 def _described(value: Any) -> Any:

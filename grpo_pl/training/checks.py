@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.privileged import PrivilegedText
 from grpo_pl.policy.teacher import TeacherConfig
-from grpo_pl.rewards.base import Reward, held_by, require_correctness
+from grpo_pl.rewards.base import Reward, require_correctness, with_inner
 from grpo_pl.rewards.batch import check_rewards
 from grpo_pl.rewards.environment import EnvironmentReward
 from grpo_pl.rollout.copy_engine import CopyEngine
@@ -282,6 +282,7 @@ def check_trainer(trainer: Trainer, *, strategy_checked: bool = False) -> None:
 
 def check_episodes(environment: Environment | None, algorithm: GRPOAlgorithm, rewards: Sequence[Reward]) -> None:
     """Refuses what needs an environment without one, and the other way round."""
+    paid = next((reward for reward in with_inner(rewards) if isinstance(reward, EnvironmentReward)), None)
     if environment is not None:
         if algorithm.needs_step_rewards:
             raise ValueError(
@@ -293,7 +294,6 @@ def check_episodes(environment: Environment | None, algorithm: GRPOAlgorithm, re
                 "algorithm.baseline greedy with dynamic_sampling would play the greedy episode in another world than "
                 "the group that it is compared with: set dynamic_sampling to false."
             )
-        paid = next((r for r in _with_inner(rewards) if isinstance(r, EnvironmentReward)), None)
         if paid is not None and not environment.pays:
             raise ValueError(
                 f"reward {paid.name!r} pays what an environment gave, but {type(environment).__name__} gives nothing: "
@@ -310,15 +310,8 @@ def check_episodes(environment: Environment | None, algorithm: GRPOAlgorithm, re
             "algorithm.supervision is turn, but there is no model.environment whose turns could be credited: name one, "
             "or set supervision: outcome."
         )
-    reward = next((reward for reward in _with_inner(rewards) if isinstance(reward, EnvironmentReward)), None)
-    if reward is not None:
-        raise ValueError(f"reward {reward.name!r} pays what an environment gave, but there is no model.environment.")
-
-
-def _with_inner(rewards: Iterable[Reward]) -> Iterator[Reward]:
-    for reward in rewards:
-        yield reward
-        yield from _with_inner(held_by(reward))
+    if paid is not None:
+        raise ValueError(f"reward {paid.name!r} pays what an environment gave, but there is no model.environment.")
 
 
 def check_partial(algorithm: GRPOAlgorithm, *, has_environment: bool, staleness: int) -> None:

@@ -46,9 +46,6 @@ MADE_UP = 500
 """Prompts or demonstrations that are looked at before a run where there is no list of them."""
 
 
-INSTEAD = "remove model.cold_start, name a file as its `demonstrations`"
-
-
 @dataclass(frozen=True, kw_only=True)
 class ColdStart:
     """Supervised fine-tuning on the form of an answer before RL (DeepSeek-R1, arXiv:2501.12948, section 2.3.1).
@@ -239,7 +236,12 @@ class ColdStart:
         return asked
 
     def from_source(
-        self, source: PromptSource, stage: Stage | None, step: int, *, instead: str = INSTEAD
+        self,
+        source: PromptSource,
+        stage: Stage | None,
+        step: int,
+        *,
+        instead: str = "remove model.cold_start, name a file as its `demonstrations`",
     ) -> list[Demonstration]:
         """The source's own demonstrations of a step; ``instead`` says what to set where there are none."""
         rng = random.Random(row_key(self.seed, "cold_start", step))
@@ -274,8 +276,10 @@ class Stage:
             with EnvironmentPool(self.environment) as pool:
                 pool.start()
                 self._pool[:] = [pool]
-                yield
-            self._pool.clear()
+                try:
+                    yield
+                finally:
+                    self._pool.clear()
             return
         self.environment.prepare()
         try:

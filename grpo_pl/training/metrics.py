@@ -13,7 +13,7 @@ from torch import Tensor
 
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.environments import base as environments
-from grpo_pl.rewards.base import Reward, Status, correctness_index, held_by
+from grpo_pl.rewards.base import Reward, Status, correctness_index, with_inner
 from grpo_pl.rewards.environment import EnvironmentReward
 from grpo_pl.rollout.sampler import Samples
 from grpo_pl.training.experience import Experience
@@ -261,7 +261,7 @@ def broken_share(metrics: Mapping[str, float], rewards: Sequence[Reward], comple
 
     What an `EnvironmentReward` tells so is a step that ended an episode by the policy's own fault: nothing is broken.
     """
-    judging = [r for r in rewards if not any(isinstance(part, EnvironmentReward) for part in (r, *held_by(r)))]
+    judging = [r for r in rewards if not any(isinstance(part, EnvironmentReward) for part in with_inner([r]))]
     shares = (
         sum(metrics.get(f"rewards/{reward.name}/status/{status}", 0.0) for status in ("timeout", "killed", "crashed"))
         / completions

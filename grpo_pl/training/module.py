@@ -315,6 +315,8 @@ class GRPOModule(PolicyModule):
         with stopwatch(seconds, "step"):
             # prompts → rollout → reward → advantage
             experience = self.collect(batch)
+            # for a check, before a curriculum changes what it gives
+            problems = [] if self._strategy_check is None else self._data.everyones_prompts(batch.step)
             self._data.source.observe(
                 experience.rates
                 or pass_rates(experience.samples.prompts, experience.values, self.rewards, self.collective)
@@ -325,7 +327,7 @@ class GRPOModule(PolicyModule):
         if (check := self._strategy_check) is not None and check.hold(
             experience,
             result,
-            problems=self._data.source.prompts(batch.step, count=self._data.prompt_count),
+            problems=problems,
             collector=self.collector,
             maker=self._experience_maker(),
             update=update,

@@ -173,8 +173,8 @@ class PolicyModule(LightningModule):
     @property
     def _start(self) -> ColdStart | None:
         """The cold start of this run, cut to two steps by ``trainer.fast_dev_run``."""
-        short = self.cold_start is not None and self.trainer.fast_dev_run  # type: ignore[attr-defined]
-        return self.cold_start.shortened() if short and self.cold_start is not None else self.cold_start
+        start = self.cold_start
+        return start.shortened() if start is not None and self.trainer.fast_dev_run else start  # type: ignore[attr-defined]
 
     def _resolve_characters(self) -> None:
         """Collects what ``policy.characters: from_data`` stands for, unless the command line has done so."""

@@ -27,7 +27,7 @@ from grpo_pl.distributed.collective import failure_line
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards.background import in_thread
-from grpo_pl.rewards.base import Reward, held_by, needs_of
+from grpo_pl.rewards.base import Reward, held_by, needs_of, with_inner
 from grpo_pl.rewards.batch import score_one
 from grpo_pl.rewards.endpoint import AsksModel
 from grpo_pl.rewards.function import FunctionReward
@@ -89,7 +89,7 @@ def probe_rewards(
     """
     until = time.monotonic() + LIMIT_S
     for reward in rewards:
-        parts = [reward, *_nested(reward)]
+        parts = list(with_inner([reward]))
         if any(isinstance(part, AsksModel | LoadsModel) and not part.check_remote for part in parts):
             continue
         if (left := until - time.monotonic()) <= 0.0:
@@ -124,12 +124,6 @@ def _is_ours(error: Exception) -> bool:
     return str(frame.f_globals.get("__name__", "")).startswith("grpo_pl.")
 
 
-def _nested(reward: Reward) -> Iterator[Reward]:
-    for inner in held_by(reward):
-        yield inner
-        yield from _nested(inner)
-
-
 def _right(problem: Problem, source: PromptSource) -> str:
     shown = source.demonstration(problem, random.Random(row_key("probe", problem.id)))
     return rf"\boxed{{{problem.answer}}}" if shown is None else shown
@@ -157,7 +151,7 @@ def _try(reward: Reward, parts: Sequence[Reward], samples: Samples, plays: bool,
             places, classes = _variables(called, memo)
             copies = [_copied(value, f"{name!r} of its function", memo) for _, name, value in places]
             tried = _copied(reward, "its state", memo)
-        tries = [tried, *_nested(tried)]
+        tries = list(with_inner([tried]))
         for part in tries:
             if isinstance(part, FunctionReward) and part.asynchronous:
                 part._call = partial(_awaited, part._call, until)

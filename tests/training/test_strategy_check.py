@@ -11,7 +11,9 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.strategies import Strategy
 
+from grpo_pl.data.curriculum import CurriculumPrompts
 from grpo_pl.data.datamodule import RolloutDataModule
+from grpo_pl.data.sources import PromptSource
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig
@@ -80,7 +82,13 @@ class Doubled(Own):
 
 
 def _fit(
-    strategy: Any, *, lr: float = 1e-3, steps: int = 3, checkpoint: Path | None = None, **fields: Any
+    strategy: Any,
+    *,
+    lr: float = 1e-3,
+    steps: int = 3,
+    checkpoint: Path | None = None,
+    source: PromptSource | None = None,
+    **fields: Any,
 ) -> GRPOModule:
     """A run; it goes on from ``checkpoint``, or, where there is none, writes it after its second rollout."""
     module = GRPOModule(
@@ -91,7 +99,7 @@ def _fit(
         max_tokens_per_microbatch=150,
         **{"strategy_checked": True, "algorithm": GRPOAlgorithm(group_size=4, beta=0.0), **fields},
     )
-    data = RolloutDataModule(ArithmeticPrompts(digits=1), steps=steps, prompts_per_step=4)
+    data = RolloutDataModule(source or ArithmeticPrompts(digits=1), steps=steps, prompts_per_step=4)
     quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     more: dict[str, Any] = {"limit_val_batches": 0, "inference_mode": False, "max_epochs": 1}
     resumed = checkpoint if checkpoint is not None and checkpoint.exists() else None
@@ -112,6 +120,10 @@ def test_one_that_trains_as_one_process_is_taken_and_changes_nothing() -> None:
 
 def test_one_is_taken_beside_an_entropy_target() -> None:
     _fit(Own(), algorithm=GRPOAlgorithm(group_size=4, beta=0.0, entropy_target=9.0, entropy_coef_step=1.0))
+
+
+def test_one_is_taken_with_a_curriculum_that_follows_what_is_solved() -> None:
+    _fit(Own(), source=CurriculumPrompts(source=ArithmeticPrompts(digits=1)))
 
 
 def test_a_resumed_run_is_held_with_its_own_reference(tmp_path: Path) -> None:
