@@ -84,7 +84,8 @@ def _unpack(file: Path, folder: Path) -> None:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
-        with report_kept():
+        # whoever counts parameters on the meta device may be the first to ask for the file
+        with torch.device("cpu"), report_kept():
             read, found = AutoModelForCausalLM.from_pretrained(
                 file.parent,
                 gguf_file=file.name,
@@ -100,7 +101,8 @@ def _unpack(file: Path, folder: Path) -> None:
         raise ValueError(f"cannot load the model {str(file)!r}: it does not hold a {type(read).__name__}: {fault}.")
     config = read.config
     del config.quantization_config  # the weights are whole now; with it save_pretrained refuses them
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.device("cpu"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.load_state_dict(read.state_dict())
     model.generation_config = read.generation_config
     model.save_pretrained(folder)

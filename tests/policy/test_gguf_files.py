@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from grpo_pl.policy.gguf_files import as_folder
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
@@ -144,6 +145,8 @@ def test_a_file_is_unpacked_with_all_its_weights(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("GRPO_PL_CACHE", str(tmp_path / "cache"))
     write_gguf(tmp_path / "whole.gguf")
     policy = PolicyConfig(path=f"{tmp_path}/whole.gguf")
+    with torch.device("meta"):  # as parameters are counted
+        load_tokenizer(policy)
     model = load_model(policy, load_tokenizer(policy))
     written = np.random.default_rng(0).standard_normal((40, 32)).astype(np.float32)  # the first tensor
     np.testing.assert_array_equal(model.get_input_embeddings().weight.detach().numpy(), written)
