@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from grpo_pl.data.demonstrations import Demonstration, draw_in_passes, read_demonstrations
-from grpo_pl.environments.base import Environment, Player, PolicyFault, Transition, play
+from grpo_pl.environments.base import Environment, Player, PolicyFault, Transition, play, text_of
 from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.files.cache import cache_root
 from grpo_pl.files.writing import staged_folder, system_errors
@@ -358,7 +358,7 @@ def check_characters(
     """The same, unless they have characters that a vocabulary of single characters would drop."""
     if known is None:
         return shown
-    lacking = [lacking_characters(f"{each.question}{each.text}", known, tags) for each in shown]
+    lacking = [lacking_characters(f"{text_of(each.question)}{each.text}", known, tags) for each in shown]
     characters = sorted(set().union(*lacking))
     if characters:
         raise ValueError(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.data.demonstrations import Demonstration, read_demonstrations
 from grpo_pl.data.sources import PromptSource
+from grpo_pl.environments.base import text_of
 from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import (
@@ -72,7 +73,7 @@ def with_collected_characters(
         made = chain.from_iterable(cold_start.made(data.source, stage))
     if demonstrations is not None and demonstrations.file is None:
         made = chain(made, demonstrations.made(data.source))
-    texts = chain(texts, (text for shown in made for text in (str(shown.question), shown.text)))
+    texts = chain(texts, (text for shown in made for text in (text_of(shown.question), shown.text)))
     found = set[str]()
     with nullcontext() if stage is None else stage.open():
         for text in texts:

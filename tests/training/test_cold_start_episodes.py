@@ -20,7 +20,7 @@ from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.episodes import run_episodes
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.training.cold_start import ColdStart, Stage
+from grpo_pl.training.cold_start import ColdStart, Stage, check_characters
 from grpo_pl.training.sft import Example, demonstration_loss
 from grpo_pl.types import Problem, SampleKey, SamplingParams
 from tests.training.test_cold_start import CPU, POLICY
@@ -218,5 +218,7 @@ def test_the_demonstrations_of_an_agent_are_what_it_asked_and_heard() -> None:
             for n in (1, 5)
         ]
         assert shown[0].tools[0]["function"]["name"] == "calc" and "<calc>" in shown[0].told_tools
+        tags = ("<calc>", "</calc>", "<result>", "</result>")
+        assert check_characters(shown, frozenset("0123456789+= gots"), tags) == shown  # their texts, not their roles
         with pytest.raises(ValueError, match="demonstration of prompt 1 cannot be played: it has no action"):
             stage.demonstrations([(problems[0], [], 0)])
