@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "files": set(),
     "processes": set(),
     "openai_format": set(),
-    "rewards": {"files", "functional", "openai_format", "processes"},
+    "rewards": {"files", "functional", "processes"},
     "environments": {"rewards", "functional", "openai_format", "processes"},
     "config": {"objective", *LOWEST},
     "objective": {"types", "functional"},

@@ -29,6 +29,7 @@ from grpo_pl.openai_format.requests import AgentRequest
 MODEL = "policy"
 """Name of the model for agents; they may ask for any other as well."""
 _LONGEST_BODY = 32 << 20
+_FULL = "context_length_exceeded"  # at which frameworks end a conversation and still score it
 
 
 class Reply(NamedTuple):
@@ -140,7 +141,7 @@ class AgentSession:
         digest = hashlib.sha256(body).digest()
         with self._lock:
             if self.over:
-                return refusal(400, self.over, code="session_limit")
+                return refusal(400, self.over, code=_FULL)
             call = self._calls.get(digest) if again else None
             if call is None:
                 call = self._calls[digest] = AgentCall(request, digest)
@@ -235,7 +236,7 @@ class AgentSession:
         with self._lock:
             self.over = limit
             for call in self._unanswered:
-                call.answer(refusal(400, limit, code="session_limit"))
+                call.answer(refusal(400, limit, code=_FULL))
             self._unanswered.clear()
 
     def close(self) -> None:

@@ -131,6 +131,15 @@ class Environment(ABC):
         """The reward that is still due when a limit of the pipeline, on turns or tokens, ends the episode here."""
         return 0.0
 
+    def tasks(self) -> Iterable[Mapping[str, Any]]:
+        """The tasks that it brings along, for ``EnvironmentPrompts``: columns of plain values, each with a text
+        ``question`` that tells it from others, and an ``answer`` where there is one; asked for after :meth:`prepare`.
+
+        Raises:
+            ValueError: they cannot be listed; why, in one line.
+        """
+        return ()
+
     def shutdown(self) -> None:  # noqa: B027 - most environments prepare nothing that lasts
         """Ends what :meth:`prepare` started; called once no episode is left."""
 

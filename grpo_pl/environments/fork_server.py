@@ -1,8 +1,9 @@
 """The process that episodes are forked from, and what runs in theirs; imports what environments need, once.
 
 Over its channel come nine bytes a request: ``F`` with the number of an episode and the descriptor of its own channel
-forks its process, ``K`` kills it, ``E`` does so after a while, for it has been told to leave. When the channel closes,
-all processes are killed. An episode's channel carries pickled requests of the trusted side, JSON replies of the other.
+forks its process, ``K`` kills it, ``E`` does so after a while, for it has been told to leave. ``T`` asks for the tasks
+that the environment brings along. When the channel closes, all processes are killed. An episode's channel carries
+pickled requests of the trusted side, JSON replies of the other.
 """
 
 from __future__ import annotations
@@ -49,8 +50,7 @@ def main(channel: Channel, parent: int) -> None:
         prototype = pickle.loads(settings["prototype"])
         prototype.prepare()
     except Exception as error:  # the other side shows it to the user
-        report = f"{error}" if isinstance(error, ValueError) and f"{error}" else f"{type(error).__name__}: {error}"
-        channel.send(report.encode(errors="replace"))
+        channel.send(_report(error).encode(errors="replace"))
         return
     channel.send(b"")
     gc.collect()
@@ -58,6 +58,10 @@ def main(channel: Channel, parent: int) -> None:
     adopt_orphans()
     stop_watching_parent()  # a process with threads should not fork; `serve` looks after the parent itself
     _ForkServer(channel, prototype, settings["memory_bytes"]).serve(parent)
+
+
+def _report(error: Exception) -> str:
+    return f"{error}" if isinstance(error, ValueError) and f"{error}" else f"{type(error).__name__}: {error}"
 
 
 class _ForkServer:
@@ -80,6 +84,8 @@ class _ForkServer:
                 kind, number = REQUEST.unpack(request)
                 if kind == b"F":
                     self._fork(number, descriptors[0])
+                elif kind == b"T":
+                    self.channel.send(self._tasks())
                 elif number in self.pids:
                     self.ends[number] = time.monotonic() + (GRACE_S if kind == b"E" else 0.0)
             self._reap()
@@ -89,6 +95,12 @@ class _ForkServer:
         self.pids.clear()
         while child_pids():
             self._end_orphans()
+
+    def _tasks(self) -> bytes:
+        try:
+            return json.dumps({"tasks": [dict(task) for task in self.prototype.tasks()]}).encode()
+        except Exception as error:
+            return json.dumps({"fault": _report(error)}).encode()
 
     def _fork(self, number: int, descriptor: int) -> None:
         pid = os.fork()

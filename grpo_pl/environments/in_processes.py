@@ -19,7 +19,7 @@ from typing import Any, get_args
 from grpo_pl.environments.base import Blame, Environment, EnvironmentMistake, Status, Transition, failed, read_step
 from grpo_pl.environments.fork_server import LONGEST_INFO, REQUEST
 from grpo_pl.environments.limits import PoolLimits, at_fault, over_time
-from grpo_pl.processes.channel import MessageReader, MessageTooLong, framed
+from grpo_pl.processes.channel import ChannelClosed, MessageReader, MessageTooLong, framed
 from grpo_pl.processes.child_process import ChildProcess, ChildStartError
 from grpo_pl.processes.variables import clean_environment
 
@@ -105,6 +105,22 @@ class Processes:
         if fault:
             self._drop_fork_server()
             raise ValueError(fault)
+
+    def tasks(self) -> list[dict[str, Any]]:
+        """The tasks that the environment brings along.
+
+        Raises:
+            ValueError: it cannot list them, or its process has ended over it.
+        """
+        assert self._fork_server is not None
+        self._request(b"T", 0)
+        try:
+            answer = json.loads(self._fork_server.channel.receive())
+        except ChannelClosed:
+            raise ValueError(f"the process for {type(self.prototype).__name__} ended while it listed tasks.") from None
+        if "fault" in answer:
+            raise ValueError(answer["fault"])
+        return list(answer["tasks"])
 
     def submit(self, episode: int, method: str, arguments: dict[str, Any]) -> None:
         try:

@@ -45,6 +45,10 @@ class Threads:
     def start(self) -> None:
         self.prototype.prepare()
 
+    def tasks(self) -> list[dict[str, Any]]:
+        """The tasks that the environment brings along."""
+        return [dict(task) for task in self.prototype.tasks()]
+
     def submit(self, episode: int, method: str, arguments: dict[str, Any]) -> None:
         task = self._running[episode] = _Task(episode, method, arguments)
         if len(self._threads) < min(self.limits.threads, len(self._running)):

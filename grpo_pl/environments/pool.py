@@ -51,6 +51,15 @@ class EnvironmentPool:
             self._runner.start()
             self._started = True
 
+    def tasks(self) -> list[dict[str, Any]]:
+        """The tasks that the environment brings along, listed where its episodes are played.
+
+        Raises:
+            ValueError: they cannot be listed, or what :meth:`start` refuses.
+        """
+        self.start()
+        return self._runner.tasks()
+
     def reset(self, episode: int, *, seed: int, row: Mapping[str, Any]) -> None:
         """Begins an episode; one of that number must not be open."""
         if episode in self._open:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 CARD = "README.md"
 """File in the folder with the model card, which the hub shows."""
 
+_AGENTS = (".AgentEnvironment", ".VerifiersEnvironment", ".InspectEnvironment")
 SAMPLING = ("max_completion_length", "thinking_budget", "stop", "stop_token_ids")
 """Fields of `SamplingParams` that the manifest keeps; the temperature is in ``transformers``' generation config."""
 
@@ -79,7 +80,7 @@ def export_policy(
         tree = manifest(template, rewards, sampling)
         if environment is not None:
             given = dict(environment)
-            if str(given.get("class_path")).endswith(".AgentEnvironment"):  # they may hold what is not to be published
+            if str(given.get("class_path")).endswith(_AGENTS):  # their variables may hold what is not to be published
                 given["init_args"] = {k: v for k, v in (given.get("init_args") or {}).items() if k != "variables"}
             tree |= {"environment": given, "episodes": dict(episodes or {})}
         tree["algorithm"] = dict(algorithm or {})

@@ -13,7 +13,13 @@ from grpo_pl.rewards.trust import FLAG, Untrusted
 
 _WITH_TOOLS = tuple(
     f"grpo_pl.environments.{name}"
-    for name in ("tools.ToolEnvironment", "trl_factory.TRLEnvironment", "openai_agent.AgentEnvironment")
+    for name in (
+        "tools.ToolEnvironment",
+        "trl_factory.TRLEnvironment",
+        "openai_agent.AgentEnvironment",
+        "verifiers_tasksets.VerifiersEnvironment",
+        "inspect_tasks.InspectEnvironment",
+    )
 )
 _PARSERS = tuple(f"grpo_pl.environments.tool_calls.{name}" for name in ("HermesCalls", "TagCalls"))
 

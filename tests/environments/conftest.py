@@ -1,6 +1,67 @@
 """Environments of users are found as a project's own modules would be, here and in processes started from here."""
 
+import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1] / "plugins"))
+import pytest
+import yaml
+
+PLUGINS = Path(__file__).parents[1] / "plugins"
+PATIENT = {"reset_timeout_s": 240, "step_timeout_s": 240}  # processes that import much, on a machine that is busy
+sys.path.append(str(PLUGINS))
+
+
+@pytest.fixture
+def five_rollouts(command_line: Any, tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
+    """``five_rollouts(name, class_path, shown=False, group_size=4, **init_args)``: trains a tiny policy for five
+    rollouts on the tasks that an environment brings along, after a cold start if they are ``shown``; all sessions."""
+
+    def train(
+        name: str, class_path: str, *, shown: bool = False, group_size: int = 4, **init_args: Any
+    ) -> list[dict[str, Any]]:
+        environment = {"class_path": class_path, "init_args": init_args}
+        shape = {
+            "model_type": "qwen2",
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 96,
+            "initializer_range": 0.08,
+        }
+        tags = ["<calc>", "</calc>", "<result>", "</result>", "<error>", "</error>"]
+        model = {
+            "policy": {"from_scratch": shape, "characters": "0123456789+=", "tags": tags if shown else []},
+            "environment": environment,
+            "episodes": {"max_turns": 3, "plain_turns": {"observation": "{observation}"}, **PATIENT},
+            "rewards": [{"class_path": "grpo_pl.rewards.EnvironmentReward", "init_args": {"correctness": True}}],
+            "algorithm": {"group_size": group_size, "beta": 0.0},
+            "sampling": {"max_completion_length": 10 if shown else 3},
+            "optimization": {"lr": 1e-2},
+        }
+        if shown:
+            model["cold_start"] = {"steps": 80, "batch_size": 4, "count": 4, "lr": 1e-2}
+        source = "shown_tasks.ShownPrompts" if shown else "grpo_pl.data.environment_tasks.EnvironmentPrompts"
+        config = {
+            "seed_everything": 0,
+            "trainer": {"accelerator": "cpu", "limit_val_batches": 0},
+            "model": model,
+            "data": {
+                "source": {"class_path": source, "init_args": {"environment": environment, "val_share": 0.2}},
+                "steps": 5,
+                "prompts_per_step": 1 if shown else 2,
+                "val_prompts": 1,
+            },
+        }
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(yaml.safe_dump(config))
+        outcome = command_line("fit", f"--config={file}", f"--name={name}")
+        assert outcome.status == 0, outcome.err
+        lines = (command_line.runs / name / "completions.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    return train

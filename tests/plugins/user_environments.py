@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,19 @@ class Countdown(Environment):
         taken = int(action[1:])
         self.left -= taken
         return str(self.left), taken / 10, self.left <= 0, False, {"state": ("left", self.left), "taken": taken}
+
+
+@dataclass(kw_only=True)
+class Stocked(Countdown):
+    """Brings its tasks along: as many as ``most`` says."""
+
+    most: int = 3
+
+    def tasks(self) -> Iterator[Mapping[str, Any]]:
+        if self.most < 0:
+            raise ValueError(f"there are {self.most} tasks.")
+        assert 1 / self.most
+        return ({"question": f"from {number}", "start": number} for number in range(self.most))
 
 
 @dataclass(kw_only=True)

@@ -4,9 +4,10 @@ Install each into an environment of its own, because their requirements differ f
 their programs:
 
     python -m venv lm && lm/bin/pip install 'lm-eval[api]' transformers
-    python -m venv ai && ai/bin/pip install inspect-ai openai
     python -m venv llm && llm/bin/pip install guidellm
-    GRPO_PL_CLIENTS=lm/bin:ai/bin:llm/bin pytest -m slow tests/serve/test_clients.py
+    GRPO_PL_CLIENTS=lm/bin:llm/bin pytest -m slow tests/serve/test_clients.py
+
+`.ci/agents` makes one for inspect-ai.
 """
 
 import json
@@ -19,7 +20,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 
 def _program(name: str) -> str:
@@ -43,6 +44,7 @@ def _run(command: str, folder: Path, **environment: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["generate_until", "multiple_choice"])
 def test_lm_eval(server: Any, export: Path, tmp_path: Path, kind: str) -> None:
     """One task that generates, one that compares log-likelihoods."""
@@ -77,6 +79,7 @@ def test_lm_eval(server: Any, export: Path, tmp_path: Path, kind: str) -> None:
     assert 0.0 <= metrics["exact_match,none" if kind == "generate_until" else "acc,none"] <= 1.0
 
 
+@pytest.mark.agents
 @pytest.mark.parametrize("model", ["openai/tiny", "openai-api/local/tiny"])
 def test_inspect_ai(server: Any, tmp_path: Path, model: str) -> None:
     """Its OpenAI provider speaks to /v1/responses, the one for compatible servers to chat."""
@@ -105,6 +108,7 @@ def test_inspect_ai(server: Any, tmp_path: Path, model: str) -> None:
     assert all(sample["output"]["choices"][0]["message"]["content"] for sample in told["samples"])
 
 
+@pytest.mark.slow
 def test_guidellm(server: Any, export: Path, tmp_path: Path) -> None:
     program = _program("guidellm")
     rows = [{"prompt": f"{i}+{i}=", "output_tokens_count": 12} for i in range(6)]

@@ -1,0 +1,87 @@
+"""Tasks of inspect-ai: what their scorers pay, and trainings on them."""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_pl.environments import EnvironmentPool
+from grpo_pl.environments.inspect_tasks import InspectEnvironment
+from grpo_pl.environments.tool_calls import TagCalls
+
+SUMS = f"{Path(__file__).parents[1] / 'plugins' / 'inspect_sums.py'}:sums"
+KIND = "grpo_pl.environments.inspect_tasks.InspectEnvironment"
+pytestmark = [
+    pytest.mark.agents,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(importlib.util.find_spec("inspect_ai") is None, reason="inspect-ai is not installed"),
+]
+
+
+def test_the_value_of_the_scorer_is_the_reward() -> None:
+    with EnvironmentPool(InspectEnvironment(task=SUMS, task_args={"scorers": "both"}, scorer="includes")) as pool:
+        tasks = pool.tasks()
+        assert (len(tasks), tasks[1]) == (81, {"question": "1+2=", "answer": "3", "sample": 2})
+        for number in range(2):
+            pool.reset(number, seed=0, row=tasks[1])
+        start = pool.collect_all()[0]
+        assert start.observation == [{"role": "user", "content": "1+2="}], start.detail
+        pool.step(0, "it is 3")
+        pool.step(1, "it is 4")
+        ends = pool.collect_all()
+    assert [(ends[n].status, ends[n].reward) for n in range(2)] == [("ok", 1.0), ("ok", 0.0)], ends[0].detail
+
+
+def test_tools_are_called_and_a_limit_ends_a_session_that_counts() -> None:
+    calculator = InspectEnvironment(task=SUMS, task_args={"tools": True}, parser=TagCalls())
+    with EnvironmentPool(calculator) as pool:
+        for number in range(2):
+            pool.reset(number, seed=0, row={"question": "7+6=", "sample": 60})
+        assert [tool["function"]["name"] for tool in pool.collect_all()[0].info["tools"]] == ["calc"]
+        for number in range(2):
+            pool.step(number, "<calc>7+6</calc>")
+        assert pool.collect_all()[0].observation == "<result>13</result>"
+        pool.step(0, "is 13")
+        pool.finish(1)
+        ends = pool.collect_all()
+    assert [(ends[n].status, ends[n].reward) for n in range(2)] == [("ok", 0.4), ("ok", 0.0)], ends[1].detail
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"task_args": {"scorers": "both"}}, "scorer=? is none of includes, digits"),
+        ({"task_args": {"scorers": "undecided"}}, "undecided gives a dict"),
+    ],
+)
+def test_a_scorer_that_gives_no_number_leaves_the_session_out(settings: dict[str, Any], told: str) -> None:
+    with EnvironmentPool(InspectEnvironment(task=SUMS, **settings)) as pool:
+        pool.reset(0, seed=0, row={"question": "1+1=", "sample": 1})
+        pool.collect_all()
+        pool.step(0, "2")
+        end = pool.collect_all()[0]
+    assert (end.status, end.blame) == ("no_reward", "environment") and told in end.detail
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"task": "nowhere.py:sums"}, "there is no file"),
+        ({"task_args": {"mots": 3}}, "raised TypeError: .*mots"),
+        ({"task": f"{SUMS}s"}, "sumss"),
+        ({"task": SUMS.replace(":sums", ":generate")}, "not a Task"),
+    ],
+)
+def test_what_is_no_task_is_told_in_one_line(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        InspectEnvironment(**{"task": SUMS, **settings}).prepare()
+
+
+def test_a_task_trains_for_five_rollouts(five_rollouts: Callable[..., list[dict[str, Any]]]) -> None:
+    sessions = five_rollouts("inspect", KIND, task=SUMS)
+    assert len(sessions) == 5 * 8
+    assert {session["episode"]["status"] for session in sessions} == {"ok"}
+    paid = [session["episode"]["return"] for session in sessions]
+    assert sum(paid[-16:]) > sum(paid[:16])  # more digits
