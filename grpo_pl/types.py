@@ -83,7 +83,8 @@ class SampleKey:
     draw: Draw = "sampled"
     """A greedy completion needs no noise; this tells it from the sample of that number."""
     turn: int = 0
-    """Number of the action in its episode, so that each can be drawn again from its context alone."""
+    """Number of the action in its episode, so that each can be drawn again from its context alone; in later segments a
+    hash of the segment's prompt and the number."""
     drawn: int = 0
     """Tokens of the completion that were drawn before and stand in the context now; the others follow as if it had
     never been cut."""
@@ -94,7 +95,9 @@ class Rollout:
     """Output of an engine: completions as tokens, with the log-probabilities they were drawn with.
 
     An episode of many turns is one row: prompt, then action, observation, action, … A completion of a single turn is
-    all action.
+    all action. An agent that begins further conversations in its episode adds segments to the row, one behind the
+    other: the prompt of each, and what follows it. Only the model reads them apart (``policy.packing.Rows``); whatever
+    counts completions counts the row once.
     """
 
     group_size: int
@@ -106,6 +109,8 @@ class Rollout:
     finish_reasons: Sequence[FinishReason]  # B
     action_mask: Tensor = None  # type: ignore[assignment]  # (B, T) bool: what the policy wrote; by default all there is
     turn_index: Tensor = None  # type: ignore[assignment]  # (B, T) int64: which action; NO_TURN outside; by default 0
+    segment_index: Tensor = None  # type: ignore[assignment]  # (B, T) int64: k in segment k, -k in its prompt where k is
+    # above 0; by default 0, as in padding
     policy_version: Tensor = None  # type: ignore[assignment]  # (B, T) int64: updates that the policy had had when each
     # token was drawn, one a rollout; NO_VERSION where it wrote nothing; by default 0, `CompletionSampler` fills it in
     support: Tensor | None = None  # (B, T, K) int32: the tokens that truncation left at each place, NO_TOKEN behind
@@ -121,12 +126,19 @@ class Rollout:
             object.__setattr__(self, "action_mask", self.completion_mask)
         if self.turn_index is None:
             object.__setattr__(self, "turn_index", torch.where(self.action_mask, 0, NO_TURN))
+        if self.segment_index is None:
+            object.__setattr__(self, "segment_index", torch.zeros_like(self.completion_ids))
         if self.policy_version is None:
             object.__setattr__(self, "policy_version", torch.where(self.action_mask, 0, NO_VERSION))
 
     @property
+    def observation_mask(self) -> Tensor:
+        """What neither the policy wrote nor is a segment's prompt, shape (B, T) bool."""
+        return self.completion_mask & ~self.action_mask & (self.segment_index >= 0)
+
+    @property
     def lengths(self) -> Tensor:
-        """Completion tokens per row, observations among them, shape (B,)."""
+        """Completion tokens per row, observations and prompts of segments among them, shape (B,)."""
         return self.completion_mask.sum(dim=1)
 
     @property

@@ -76,6 +76,7 @@ def completion_logprobs(
     completion_ids: Tensor,
     completion_mask: Tensor,
     action_mask: Tensor | None = None,
+    segment_index: Tensor | None = None,
     support: Tensor | None = None,
     temperature: float,
     with_entropy: bool = False,
@@ -92,6 +93,7 @@ def completion_logprobs(
         completion_ids: (B, T), right-padded.
         completion_mask: Likewise.
         action_mask: (B, T) bool: the tokens that are scored, the others are only attended to; None: all.
+        segment_index: (B, T), see ``types.Rollout``: the model reads each segment as a row of its own; None: one a row.
         support: (B, T, K) tokens that each softmax is over, see ``functional.logprobs.restricted``; None: all.
         temperature: divides the logits, as in sampling.
         with_entropy: also return the entropy in nats.
@@ -99,7 +101,7 @@ def completion_logprobs(
     Returns:
         logprobs (B, T) float32 (float64 for a float64 model), and entropy (B, T) or None; 0 where masked.
     """
-    rows = Rows(prompt_ids, prompt_mask, completion_ids, completion_mask, action_mask)
+    rows = Rows(prompt_ids, prompt_mask, completion_ids, completion_mask, action_mask, segment_index)
     columns = _score(model, rows, _Options(temperature, with_entropy, support=support))
     return columns[0], columns[1] if with_entropy else None
 
@@ -112,6 +114,7 @@ def update_scores(
     completion_ids: Tensor,
     completion_mask: Tensor,
     action_mask: Tensor | None = None,
+    segment_index: Tensor | None = None,
     support: Tensor | None = None,
     top_ids: Tensor | None = None,
     teacher: TaughtTokens | None = None,
@@ -126,7 +129,7 @@ def update_scores(
         top_ids: (B, T, K), see ``functional.logprobs.top_logprobs``.
         teacher: its N tokens are those that the policy wrote, row after row, as `completion_states` gives them.
     """
-    rows = Rows(prompt_ids, prompt_mask, completion_ids, completion_mask, action_mask)
+    rows = Rows(prompt_ids, prompt_mask, completion_ids, completion_mask, action_mask, segment_index)
     columns = _score(model, rows, _Options(temperature, True, teacher, support, top_ids))
     scored = columns if top_ids is None else columns[: -top_ids.shape[2]]
     return UpdateScores(
@@ -146,6 +149,7 @@ def completion_states(
     completion_ids: Tensor,
     completion_mask: Tensor,
     action_mask: Tensor | None = None,
+    segment_index: Tensor | None = None,
 ) -> tuple[Tensor, Head]:
     """The inputs (N, H) of the LM head at the N tokens that the policy wrote, row after row, and a copy of that head,
     which is whole where the model is sharded.
@@ -159,7 +163,7 @@ def completion_states(
             f"{type(model).__name__} makes more of its head's output than logits, so that its whole distribution "
             "cannot be taken in chunks: set model.algorithm.supervision: token and distillation: none."
         )
-    rows = Rows(prompt_ids, prompt_mask, completion_ids, completion_mask, action_mask)
+    rows = Rows(prompt_ids, prompt_mask, completion_ids, completion_mask, action_mask, segment_index)
     head, copies = model.get_output_embeddings(), list[Head]()
 
     def states(hidden: Tensor) -> Tensor:
@@ -181,6 +185,7 @@ def _score(model: PreTrainedModel, rows: Rows, options: _Options) -> tuple[Tenso
 
 
 def _materialised(model: PreTrainedModel, rows: Rows, options: _Options) -> tuple[Tensor, ...]:
+    whole, rows = rows.scored, rows.unfolded()
     mask, ids, temperature = rows.scored, rows.completion_ids, options.temperature
     logits = model(**_padded(rows)).logits[:, -ids.shape[1] - 1 : -1]  # (B, T, V)
     columns = [token_logprobs(logits, ids, temperature=temperature, support=options.support).masked_fill(~mask, 0.0)]
@@ -196,7 +201,7 @@ def _materialised(model: PreTrainedModel, rows: Rows, options: _Options) -> tupl
     if options.top_ids is not None:
         top = top_logprobs(logits.detach(), options.top_ids, temperature=temperature, support=options.support)
         columns += top.masked_fill(~mask.unsqueeze(-1), 0.0).unbind(dim=-1)
-    return tuple(columns)
+    return tuple(columns if mask.shape == whole.shape else [_scatter(column[mask], whole) for column in columns])
 
 
 def _padded(rows: Rows) -> dict[str, Any]:
@@ -237,6 +242,7 @@ def _through_head(model: PreTrainedModel, rows: Rows, options: _Options, *, pack
 def _with_head(model: PreTrainedModel, rows: Rows, head: Callable[[Tensor], Tensor], *, packed: bool) -> Tensor:
     """The model's output with ``head`` in place of its own, which gets the hidden states (N, H) that predict the N
     scored tokens; it runs inside the model's forward, where FSDP has gathered the head's weight."""
+    rows = rows.unfolded()
     mask = rows.scored
     attention: AbstractContextManager[None] = nullcontext()
     # transformers' norms compute in float32, where the sum over a shared prompt's rows would be rounded; float64 models

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from grpo_pl.policy.library_internals import attention_by
+from grpo_pl.types import Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,11 +51,46 @@ class Rows(NamedTuple):
     completion_ids: Tensor  # (B, T), right-padded
     completion_mask: Tensor  # (B, T) bool
     action_mask: Tensor | None = None  # (B, T) bool, None: all
+    segment_index: Tensor | None = None  # (B, T), see `Rollout`; None: each row is one segment
+
+    @classmethod
+    def of(cls, rollout: Rollout, rows: Tensor) -> Rows:
+        """Those rows of a rollout."""
+        return cls(*(getattr(rollout, name)[rows] for name in cls.__annotations__))
 
     @property
     def scored(self) -> Tensor:
         """(B, T) bool: the completion tokens that are scored; the others are only attended to."""
         return self.completion_mask if self.action_mask is None else self.action_mask
+
+    def unfolded(self) -> Rows:
+        """A row for each segment, row after row; so the scored tokens keep their order."""
+        if self.segment_index is None or not self.segment_index.any():
+            return self
+        prompts, completions, scored = list[Tensor](), list[Tensor](), list[Tensor]()
+        for row, index in enumerate(self.segment_index):
+            ids, written = self.completion_ids[row], self.scored[row]
+            for segment in range(int(index.max()) + 1):
+                first = self.prompt_ids[row][self.prompt_mask[row]]
+                inside = (index == segment) & self.completion_mask[row]
+                prompts.append(ids[index == -segment] if segment else first)
+                completions.append(ids[inside])
+                scored.append(written[inside])
+
+        def padded(values: list[Tensor], side: str) -> Tensor:
+            return pad_sequence(values, batch_first=True, padding_side=side)
+
+        return Rows(
+            padded(prompts, "left"),
+            padded(list(map(_true_like, prompts)), "left"),
+            padded(completions, "right"),
+            padded(list(map(_true_like, completions)), "right"),
+            padded(scored, "right"),
+        )
+
+
+def _true_like(ids: Tensor) -> Tensor:
+    return torch.ones_like(ids, dtype=torch.bool)
 
 
 def pack(rows: Rows, *, share: bool = True) -> Packing:
@@ -62,7 +99,7 @@ def pack(rows: Rows, *, share: bool = True) -> Packing:
     Args:
         share: false repeats the prompt for every row.
     """
-    prompt_ids, prompt_mask, completion_ids, completion_mask, _ = rows
+    prompt_ids, prompt_mask, completion_ids, completion_mask, *_ = rows
     device = prompt_ids.device
     differs = ((prompt_ids != prompt_ids.roll(1, 0)) | (prompt_mask != prompt_mask.roll(1, 0))).any(dim=1)
     differs[0] = True

@@ -21,6 +21,7 @@ PADDED = {
     "sampling_logprobs": "right",
     "action_mask": "right",
     "turn_index": "right",
+    "segment_index": "right",
     "policy_version": "right",
 }
 """Tensors of a `Rollout`, a row for each completion, and the side on which their rows are padded."""

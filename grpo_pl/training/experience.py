@@ -104,7 +104,7 @@ class ExperienceMaker:
             **vars(collected),
             statistics=statistics,
             lengths=lengths,
-            observed=self._grouped(rollout.lengths - rollout.action_lengths),
+            observed=self._grouped(rollout.observation_mask.sum(dim=1)),
             values=values,
             truncated=truncated,
             first_row=mine.start,

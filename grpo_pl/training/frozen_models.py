@@ -26,12 +26,13 @@ from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import context_length, load_model, load_tokenizer
 from grpo_pl.policy.logprobs import Head, completion_logprobs, completion_states
 from grpo_pl.policy.lora import has_adapters
+from grpo_pl.policy.packing import Rows
 from grpo_pl.policy.teacher import TeacherConfig, check_same_tokens
 from grpo_pl.policy.teacher_server import served_logprobs
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.weights import is_sharded
 from grpo_pl.rollout.sampler import Samples
-from grpo_pl.training.microbatches import TokenBudget, longest_row, rollout_rows
+from grpo_pl.training.microbatches import TokenBudget, longest_segment, rollout_rows
 from grpo_pl.types import Conversation, Rollout
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ class Teachers:
                 ask = partial(_served, self.configs[name], rollout, rows)
                 logprobs[rows] = collective.interruptible(ask, logprobs.device)
                 continue
-            longest = collective.max(longest_row(rollout), logprobs.device)  # all ranks raise, or none
+            longest = collective.max(longest_segment(rollout), logprobs.device)  # all ranks raise, or none
             _check_length(longest, self._models[name], self.configs[name])
             with _on_device(self._models[name], logprobs.device) as model:
                 if algorithm.needs_divergence:
@@ -311,15 +312,12 @@ def head_states(
 
 def _served(config: TeacherConfig, rollout: Rollout, rows: Tensor) -> Tensor:
     """(rows, T) log-probabilities from a server."""
-    found = rollout.sampling_logprobs.new_zeros((len(rows), rollout.completion_ids.shape[1]))
-    prompts = [
-        ids[mask].tolist() for ids, mask in zip(rollout.prompt_ids[rows], rollout.prompt_mask[rows], strict=True)
-    ]
-    written = [
-        ids[mask].tolist()
-        for ids, mask in zip(rollout.completion_ids[rows], rollout.completion_mask[rows], strict=True)
-    ]
+    parts = Rows.of(rollout, rows).unfolded()
+    found = torch.zeros(parts.completion_ids.shape, dtype=rollout.sampling_logprobs.dtype, device=rows.device)
+    prompts = [ids[mask].tolist() for ids, mask in zip(parts.prompt_ids, parts.prompt_mask, strict=True)]
+    written = [ids[mask].tolist() for ids, mask in zip(parts.completion_ids, parts.completion_mask, strict=True)]
     answers = served_logprobs(config, [prompt + own for prompt, own in zip(prompts, written, strict=True)])
     for row, (own, answer) in enumerate(zip(written, answers, strict=True)):
         found[row, : len(own)] = found.new_tensor(answer[len(answer) - len(own) :])
-    return found.masked_fill(~rollout.action_mask[rows], 0.0)
+    mask = rollout.action_mask[rows]
+    return torch.zeros(mask.shape, dtype=found.dtype, device=found.device).masked_scatter(mask, found[parts.scored])

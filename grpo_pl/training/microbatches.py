@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.policy.logprobs import completion_logprobs, recomputes_activations, shares_prompts
+from grpo_pl.policy.packing import Rows
 from grpo_pl.types import Rollout
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ def micro_batches(rollout: Rollout, rows: Tensor, budget: int, *, share_prompts:
 
     A row costs its completion and, where the row before it in the part has another one, its prompt; in their order, so
     that groups stay together. Without ``share_prompts``, a part costs its number of rows times its longest prompt plus
-    its longest completion, padding included; then rows of similar length come together, the longest first.
+    its longest completion, padding included, a segment being a row; then rows of similar length come together, the
+    longest first.
 
     Args:
         rows: (b,) indices into the rollout.
@@ -47,21 +49,30 @@ def micro_batches(rollout: Rollout, rows: Tensor, budget: int, *, share_prompts:
     check_longest(longest, budget)
     ids, mask = rollout.prompt_ids[rows], rollout.prompt_mask[rows]
     same = ((ids == ids.roll(1, 0)) & (mask == mask.roll(1, 0))).all(dim=1)  # (b,), the prompt of the row before
+    counts = (rollout.segment_index[rows].amax(dim=1) + 1).tolist()  # segments of each row
+    same &= torch.tensor(counts, device=rows.device).roll(1) == 1  # else other prompts stand between
     same[:1] = False
+    if not share_prompts:
+        unfolded = Rows.of(rollout, rows).unfolded()
+        prompts, completions = (
+            [int(part.max()) for part in mask.sum(dim=1).split(counts)]
+            for mask in (unfolded.prompt_mask, unfolded.completion_mask)
+        )
     order = range(len(rows)) if share_prompts else sorted(range(len(rows)), key=lambda i: -completions[i] - prompts[i])
     parts, same_prompt = list[list[int]](), same.tolist()
-    tokens = prompt = completion = 0  # of the last part: all that count, and its longest ones
+    tokens = prompt = completion = segments = 0  # of the last part: all that count, and its longest ones
     for i in order:
         prompt, completion = max(prompt, prompts[i]), max(completion, completions[i])
         if share_prompts:
             tokens += completions[i] + (0 if same_prompt[i] else prompts[i])
         elif parts:
-            tokens = (len(parts[-1]) + 1) * (prompt + completion)
+            tokens = (segments + counts[i]) * (prompt + completion)
         if parts and tokens <= budget:
             parts[-1].append(i)
+            segments += counts[i]
         else:
             parts.append([i])
-            prompt, completion = prompts[i], completions[i]
+            prompt, completion, segments = prompts[i], completions[i], counts[i]
             tokens = prompt + completion
     return [rows[part] for part in parts]
 
@@ -69,6 +80,12 @@ def micro_batches(rollout: Rollout, rows: Tensor, budget: int, *, share_prompts:
 def longest_row(rollout: Rollout) -> int:
     """Tokens of the longest prompt with its completion."""
     return int((rollout.prompt_mask.sum(dim=1) + rollout.completion_mask.sum(dim=1)).max())
+
+
+def longest_segment(rollout: Rollout) -> int:
+    """Tokens of the longest row that the model reads: a prompt and what follows it."""
+    rows = Rows.of(rollout, torch.arange(len(rollout.prompt_ids), device=rollout.prompt_ids.device)).unfolded()
+    return int((rows.prompt_mask.sum(dim=1) + rows.completion_mask.sum(dim=1)).max())
 
 
 def check_longest(longest: int, budget: int) -> None:
@@ -91,6 +108,7 @@ def rollout_rows(rollout: Rollout, rows: Tensor) -> dict[str, Tensor]:
         "completion_ids": rollout.completion_ids[rows][:, :completion],
         "completion_mask": completion_mask[:, :completion],
         "action_mask": rollout.action_mask[rows][:, :completion],
+        "segment_index": rollout.segment_index[rows][:, :completion],
         **({} if rollout.support is None else {"support": rollout.support[rows][:, :completion]}),
     }
 

@@ -195,8 +195,8 @@ class PolicyUpdate:
         part = rollout_rows(experience.rollout, rows)
         mask, observation_weights = part["action_mask"], None  # (b, t)
         if self.algorithm.needs_observations:
-            observed = part["completion_mask"] & ~mask
-            part["action_mask"] = part["completion_mask"]  # they are scored as well
+            observed = experience.rollout.observation_mask[rows][:, : mask.shape[1]]
+            part["action_mask"] = mask | observed  # they are scored as well
         width = mask.shape[1]
         teacher, taught = experience.teacher, None
         if teacher is not None and self.algorithm.needs_divergence:

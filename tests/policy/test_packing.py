@@ -54,6 +54,35 @@ def test_prompts_that_differ_in_padding_alone_are_not_shared():
     assert pack(Rows(**rows)).input_ids.tolist() == [[0, 5, 5, 1, 1]]
 
 
+SEGMENTED = {
+    **_rows([[7, 8], [7, 8], [9]], [[1, 2, 8, 3, 4, 5, 6], [4], [5, 6]]),
+    "segment_index": torch.tensor([[0, 0, -1, -1, 1, -2, 2], [0] * 7, [0] * 7]),
+}
+"""The first row is 7 8 | 1 2, then 8 3 | 4, then 5 | 6."""
+SCORED = torch.tensor([[True, True, False, False, True, False, True]]) | (torch.arange(3) > 0).unsqueeze(1)
+
+
+def test_each_segment_of_a_row_is_read_as_a_row_of_its_own():
+    rows = Rows(**SEGMENTED, action_mask=SCORED & SEGMENTED["completion_mask"]).unfolded()
+    apart = _rows([[7, 8], [8, 3], [5], [7, 8], [9]], [[1, 2], [4], [6], [4], [5, 6]])
+    for name, tensor in apart.items():
+        assert torch.equal(getattr(rows, name), tensor), name
+    assert torch.equal(rows.scored, apart["completion_mask"])
+    assert rows.unfolded() is rows
+
+
+def test_segments_are_scored_like_rows_of_their_own(model):
+    rows = {**SEGMENTED, "action_mask": SCORED & SEGMENTED["completion_mask"]}
+    apart = _rows([[7, 8], [8, 3], [5], [7, 8], [9]], [[1, 2], [4], [6], [4], [5, 6]])
+    expected, entropies = completion_logprobs(model, **apart, temperature=0.5, with_entropy=True)
+    for mode in ("packed", "chunked", "materialised"):
+        use_forward_mode(model, mode)
+        found, entropy = completion_logprobs(model, **rows, temperature=0.5, with_entropy=True)
+        assert found.shape == SCORED.shape and not found[~rows["action_mask"]].any()
+        for mine, theirs in ((found, expected), (entropy, entropies)):
+            torch.testing.assert_close(mine[rows["action_mask"]], theirs[apart["completion_mask"]])
+
+
 @pytest.fixture
 def model():
     with torch.random.fork_rng():

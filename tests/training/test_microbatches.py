@@ -1,6 +1,7 @@
 """Micro-batches under a token budget: how rows are cut, how the budget is found, and what happens when memory ends."""
 
 import logging
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -56,6 +57,20 @@ def test_without_sharing_padding_counts_and_the_longest_come_first() -> None:
     assert _cut(20, share=False) == [[5], [2, 0], [3, 4], [1]]  # 2 · (3 + 6), 2 · (5 + 2)
     assert _cut(26, share=False) == [[5, 2], [0, 3], [4, 1]]  # 2 · (5 + 8), 2 · (5 + 4), 2 · (5 + 2)
     assert _cut(78, share=False) == [[5, 2, 0, 3, 4, 1]]  # 6 · (5 + 8)
+
+
+def test_a_segment_costs_its_own_prompt_and_none_is_shared_behind_it() -> None:
+    rollout = _rollout([3, 3, 3], [6, 2, 2])  # the first row: 3 + 2, and a segment of 3 + 1
+    rollout = replace(rollout, segment_index=torch.tensor([[0, 0, -1, -1, -1, 1], [0] * 6, [0] * 6]))
+    rows = torch.arange(3)
+
+    def cut(budget: int, share: bool) -> list[list[int]]:
+        return [part.tolist() for part in micro_batches(rollout, rows, budget, share_prompts=share)]
+
+    assert cut(16, True) == [[0, 1, 2]]  # 3 + 6, 3 + 2, 2
+    assert cut(15, True) == [[0, 1], [2]]
+    assert cut(20, False) == [[0, 1, 2]]  # 4 · (3 + 2), since the first row is read as two
+    assert cut(19, False) == [[0, 1], [2]]
 
 
 def test_only_the_rows_asked_for_are_cut() -> None:

@@ -138,7 +138,8 @@ def end_chance(module: GRPOModule, experience: Experience) -> float:
     ends = end_token_ids(policy, module.tokenizer, module.sampling)
     largest = 0.0
     for row in {0, len(rollout.finish_reasons) - 1}:
-        prompt, drawn = rollout.prompt_ids[row][rollout.prompt_mask[row]], rollout.completion_mask[row]
+        prompt = rollout.prompt_ids[row][rollout.prompt_mask[row]]
+        drawn = rollout.completion_mask[row] & (rollout.segment_index[row] == 0)
         ids = torch.cat([prompt, rollout.completion_ids[row][drawn]]).unsqueeze(0)
         keep = min(EOS_POSITIONS, int(drawn.sum()) + 1)
         chances = policy(input_ids=ids, logits_to_keep=keep).logits[0].float().softmax(dim=-1)  # (keep, V)

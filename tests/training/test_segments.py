@@ -1,0 +1,174 @@
+"""The loss of samples that have several segments: each counts once, whatever it consists of."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.rewards.batch import ScoredBatch
+from grpo_pl.rollout.decoding import pad_left
+from grpo_pl.rollout.sampler import Samples
+from grpo_pl.training.experience import Experience
+from grpo_pl.types import Rollout
+from tests import gradient_step
+
+LONGEST = 10
+SAMPLES = [  # (prompt, what follows, which of it the policy wrote) of each segment
+    [([3, 4, 5], [6, 7, 8], [1, 0, 1]), ([9, 2], [1, 4, 6, 3], [1, 1, 1, 1])],
+    [([3, 4, 5], [2, 2], [1, 1])],
+]
+REWARDS = [1.0, 0.0]
+
+
+@pytest.fixture(scope="module")
+def policy() -> PreTrainedModel:
+    config = Qwen2Config(
+        vocab_size=12,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=32,
+        initializer_range=0.4,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Qwen2ForCausalLM(config).double()
+
+
+def _experience(algorithm: GRPOAlgorithm, old: list[Tensor] | None = None) -> Experience:
+    rows, index, written = [], [], []
+    for segments in SAMPLES:
+        shown = [prompt if number else [] for number, (prompt, _, _) in enumerate(segments)]
+        parts = list(zip(range(len(segments)), shown, segments, strict=True))
+        rows.append([token for _, prompt, (_, ids, _) in parts for token in prompt + ids])
+        index.append([k for n, prompt, (_, ids, _) in parts for k in [-n] * len(prompt) + [n] * len(ids)])
+        written.append([w for _, prompt, (_, _, own) in parts for w in [0] * len(prompt) + own])
+    prompt_ids, prompt_mask = pad_left([segments[0][0] for segments in SAMPLES], 0)
+    length = max(map(len, rows))
+    completion_ids, segment_index, action_mask = (
+        torch.tensor([values + [0] * (length - len(values)) for values in table]) for table in (rows, index, written)
+    )
+    action_mask = action_mask.bool()
+    lengths = action_mask.sum(dim=1).view(1, -1)
+    statistics = algorithm.advantages(
+        values=torch.tensor([[REWARDS]], dtype=torch.float64),
+        reward_weights=torch.ones(1, dtype=torch.float64),
+        lengths=lengths,
+        truncated=torch.zeros_like(lengths, dtype=torch.bool),
+        max_completion_length=LONGEST,
+    )
+    rollout = Rollout(
+        group_size=2,
+        prompt_ids=prompt_ids,
+        prompt_mask=prompt_mask,
+        completion_ids=completion_ids,
+        completion_mask=torch.tensor([[i < len(row) for i in range(length)] for row in rows]),
+        sampling_logprobs=torch.zeros(completion_ids.shape, dtype=torch.float64),
+        finish_reasons=["environment"] * 2,
+        action_mask=action_mask,
+        segment_index=segment_index,
+    )
+    before = None
+    if old is not None:
+        before = torch.zeros(completion_ids.shape, dtype=torch.float64).masked_scatter(action_mask, torch.cat(old))
+    return Experience(
+        samples=Samples(prompts=[], prompt_texts=[], rollout=rollout, completions=[], step=0),
+        scored=ScoredBatch(rewards=[], scores=[]),
+        attempts=0,
+        statistics=statistics,
+        lengths=lengths,
+        observed=rollout.observation_mask.sum(dim=1).view(1, -1),
+        values=torch.tensor([[REWARDS]]),
+        truncated=torch.zeros_like(lengths, dtype=torch.bool),
+        first_row=0,
+        advantages=statistics.advantages.flatten().unsqueeze(1),
+        keep=statistics.keep.flatten(),
+        active=statistics.active.flatten(),
+        old_logprobs=before,
+        ref_logprobs=None,
+        entropy_mask=None,
+    )
+
+
+def _scored(policy: PreTrainedModel, prompt: list[int], ids: list[int]) -> Tensor:
+    """Log-probabilities of what follows a prompt, alone in a forward pass."""
+    logits = policy(input_ids=torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1)[torch.arange(len(ids)), ids]
+
+
+def _drawn(policy: PreTrainedModel) -> list[Tensor]:
+    """Of each sample, the log-probabilities of all tokens that the policy wrote."""
+    return [
+        torch.cat([_scored(policy, prompt, ids)[torch.tensor(own).bool()] for prompt, ids, own in segments])
+        for segments in SAMPLES
+    ]
+
+
+def _gradient(loss: Tensor, policy: PreTrainedModel) -> Tensor:
+    found = torch.autograd.grad(loss, list(policy.parameters()), allow_unused=True)
+    pairs = zip(found, policy.parameters(), strict=True)
+    return torch.cat([torch.zeros_like(p).flatten() if g is None else g.flatten() for g, p in pairs])
+
+
+ADVANTAGE = 0.5  # 1 and 0 less their mean
+DIVISORS = {
+    "sequence_mean": (2 * 6, 2 * 2),
+    "token_mean": (8, 8),
+    "constant": (2 * LONGEST,) * 2,
+    "sequence_sum": (2, 2),
+}
+"""What each token's term is divided by, in the sample of 2 + 4 drawn tokens and in that of 2."""
+
+
+@pytest.mark.parametrize("max_tokens", [12, 1000])
+@pytest.mark.parametrize("aggregation", DIVISORS)
+def test_the_tokens_of_all_segments_are_those_of_one_sample(
+    policy: PreTrainedModel, aggregation: Any, max_tokens: int
+) -> None:
+    algorithm = GRPOAlgorithm(group_size=2, beta=0.0, scale="none", aggregation=aggregation)
+    first, second = _drawn(policy)
+    divisors = DIVISORS[aggregation]
+    surrogate = ADVANTAGE * (first - first.detach()).exp().sum() / divisors[0]
+    surrogate = surrogate - ADVANTAGE * (second - second.detach()).exp().sum() / divisors[1]
+    moved, result = gradient_step.moved(
+        policy, _experience(algorithm), algorithm, longest=LONGEST, max_tokens=max_tokens
+    )
+    expected = _gradient(surrogate, policy)
+    assert (moved - expected).norm() / expected.norm() < 1e-6
+    assert result.losses == pytest.approx([-surrogate.item()], abs=1e-7)
+    assert {int(count) for _, count in result.sums.values()} == {8}
+
+
+def test_the_ratio_of_a_sequence_is_that_of_all_segments(policy: PreTrainedModel) -> None:
+    """GSPO: one ratio of the six tokens of the first sample, clipped as one."""
+    algorithm = GRPOAlgorithm(
+        group_size=2,
+        beta=0.0,
+        scale="none",
+        ratio_level="sequence",
+        epsilon_low=0.05,
+        epsilon_high=0.2,
+    )
+    drawn = _drawn(policy)
+    old = [drawn[0].detach() - torch.tensor([0.5, -0.3, 0.1, 0.2, -0.1, 0.2]), drawn[1].detach() + 0.2]
+    means = [(now - before).mean().exp() for now, before in zip(drawn, old, strict=True)]
+    assert 1.05 < means[0] < 1.2 and means[1] < 0.95  # the second is clipped, and has no gradient
+    surrogate = ADVANTAGE * (means[0] - 0.95) / 2
+    moved, result = gradient_step.moved(policy, _experience(algorithm, old), algorithm, longest=LONGEST)
+    expected = _gradient(surrogate, policy)
+    assert (moved - expected).norm() / expected.norm() < 1e-6
+    assert result.losses == pytest.approx([-surrogate.item()], abs=1e-6)
+
+
+def test_the_prompts_of_segments_are_no_observations(policy: PreTrainedModel) -> None:
+    algorithm = GRPOAlgorithm(group_size=2, beta=0.0, scale="none", observation_coef=0.1)
+    experience = _experience(algorithm)
+    assert experience.observed is not None and experience.observed.tolist() == [[1, 0]]
+    _, result = gradient_step.moved(policy, experience, algorithm, longest=LONGEST)
+    surprise, count = result.sums["observation/nll"]
+    assert float(surprise) == pytest.approx(-_scored(policy, [3, 4, 5], [6, 7, 8])[1].item()) and int(count) == 1
