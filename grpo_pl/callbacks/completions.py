@@ -142,7 +142,8 @@ def exchange_text(episode: Mapping[str, Any]) -> str:
     for number, turn in enumerate(episode["turns"], start=1):
         reward = f"  reward {turn['reward']:+g}" if turn["reward"] else ""
         credit = "" if turn.get("advantage") is None else f"  advantage {turn['advantage']:+.2f}"
-        lines += [f"{number}. {turn['action'].strip()}{reward}{credit}", text_of(turn["observation"]).strip()]
+        where = f" (segment {turn['segment']})" if "segment" in turn else ""
+        lines += [f"{number}.{where} {turn['action'].strip()}{reward}{credit}", text_of(turn["observation"]).strip()]
     status = "" if episode["status"] == "ok" else f"{episode['status']}: {episode['detail']}"
     return "\n".join(filter(None, [*lines, status]))
 

@@ -71,8 +71,29 @@ class _Said(NamedTuple):
         return cls("system" if message.role == "developer" else message.role, message.text.strip(), calls)
 
 
+@dataclass
+class _Conversation:
+    """What was said so far, up to an answer of the policy, and the tools that were offered."""
+
+    tools: list[dict[str, Any]]
+    said: list[_Said] = field(default_factory=list)
+
+    def fault(self, said: Sequence[_Said], tools: Sequence[Mapping[str, Any]]) -> str:
+        """The reason for which a call does not continue it; empty if it does."""
+        known = len(self.said)
+        if tools != self.tools:
+            return "a call has other tools than the first."
+        if said[:known] != self.said or len(said) == known:
+            at = next((i for i, (a, b) in enumerate(zip(said, self.said, strict=False)) if a != b), len(said))
+            told = f"message {at} of a call is not that of the call before" if at < len(said) else "a call ends earlier"
+            return f"{told}: edited history, or calls at the same time."
+        if any(one.role == "assistant" for one in said[known:]):
+            return "a call has an answer that the policy did not write."
+        return ""
+
+
 class AgentSession:
-    """One conversation between an agent and the policy.
+    """The conversations between an agent and the policy: one, unless ``branches`` allows more.
 
     ``events`` gets an `AgentCall` for each request that the policy has to answer, in the order of their arrival. A
     request that is sent again (openai's clients count in ``x-stainless-retry-count``) gets the answer of the first.
@@ -80,10 +101,11 @@ class AgentSession:
     Args:
         parser: reads calls of tools in what the policy writes.
         takes_reward: whether ``POST /v1/reward`` is open, to the bearer of ``reward_key``.
+        branches: a call that continues no conversation begins another; else it ends the session.
     """
 
-    def __init__(self, parser: CallParser, *, takes_reward: bool) -> None:
-        self.parser, self.takes_reward = parser, takes_reward
+    def __init__(self, parser: CallParser, *, takes_reward: bool, branches: bool = False) -> None:
+        self.parser, self.takes_reward, self.branches = parser, takes_reward, branches
         self.key, self.reward_key = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.reward: float | None = None
@@ -94,8 +116,11 @@ class AgentSession:
         self._lock = threading.Lock()
         self._calls: dict[bytes, AgentCall] = {}  # the latest of each content
         self._unanswered: list[AgentCall] = []
-        self._history: list[_Said] = []
-        self._tools: list[dict[str, Any]] | None = None
+        self._conversations: list[_Conversation] = []
+        self.conversation = 0
+        """The number of the one that the latest call is in."""
+        self.begins = True
+        """That call began it."""
         self.answers = 0
         """Answers of the policy so far."""
         self.unsupported = ""
@@ -188,30 +213,31 @@ class AgentSession:
     # what the policy reads and writes: in the thread of the environment
 
     def observation(self, request: AgentRequest) -> Observation:
-        """What a call adds to the conversation: all of it for the first.
+        """What a call adds to the longest conversation that it continues: all of it where it begins one.
 
         Raises:
-            EpisodeEnded: it does not continue the conversation (``rewritten``).
+            EpisodeEnded: it should continue the only conversation and does not (``rewritten``).
         """
         said, tools = list(map(_Said.of, request.messages)), [tool.for_template for tool in request.tools]
-        if self._tools is None:
-            self._tools = tools
-        elif tools != self._tools:
-            raise EpisodeEnded("rewritten", "a call has other tools than the first.", "environment")
-        known = len(self._history)
-        if said[:known] != self._history or len(said) == known:
-            at = next((i for i, (a, b) in enumerate(zip(said, self._history, strict=False)) if a != b), len(said))
-            told = f"message {at} of a call is not that of the call before" if at < len(said) else "a call ends earlier"
-            raise EpisodeEnded("rewritten", f"{told}: edited history, or calls at the same time.", "environment")
-        if any(one.role == "assistant" for one in said[known:]) and known:
-            raise EpisodeEnded("rewritten", "a call has an answer that the policy did not write.", "environment")
+        faults = [each.fault(said, tools) for each in self._conversations]
+        fitting = [number for number, fault in enumerate(faults) if not fault]
+        self.begins = not fitting
+        if fitting:
+            self.conversation = max(fitting, key=lambda number: len(self._conversations[number].said))
+        elif faults and not self.branches:
+            raise EpisodeEnded("rewritten", faults[0], "environment")
+        else:
+            self.conversation = len(self._conversations)
+            self._conversations.append(_Conversation(tools))
+        known = len(self._conversations[self.conversation].said)
         names = {call.id: call.function.name for message in request.messages for call in message.tool_calls}
-        self._history = said
-        return turns(request.messages[known:], names, self.parser, first=not known)
+        self._conversations[self.conversation].said = said
+        return turns(request.messages[known:], names, self.parser, first=self.begins)
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        return self._tools or []
+        """Those of that conversation."""
+        return self._conversations[self.conversation].tools
 
     def answer(self, call: AgentCall, action: str, drawn: Mapping[str, Any]) -> bool:
         """Sends the policy's action as the answer to a call; true if a call of a tool in it is malformed."""
@@ -221,7 +247,7 @@ class AgentSession:
         text = action if reader is None else reader.push(action, final=True)
         calls = [] if reader is None else reader.calls
         said = tuple((made.name, json.dumps(json.loads(made.arguments), sort_keys=True)) for made in calls)
-        self._history.append(_Said("assistant", text.strip(), said))
+        self._conversations[self.conversation].said.append(_Said("assistant", text.strip(), said))
         self.answers += 1
         calls = [made._replace(id=f"call_{self.answers}_{at}") for at, made in enumerate(calls)]  # equal in each run
         reason = "tool_calls" if calls else "length" if drawn.get("finish_reason") == "length" else "stop"

@@ -36,8 +36,8 @@ class AgentEnvironment(Environment):
     ``POST {base_url}/chat/completions``, whole or streamed, with or without tools.
 
     The first call is the prompt, what later ones add are observations, and the policy's actions are the answers. The
-    tokens that were drawn stay as they are; a call that does not continue the one before has no place in the row, and
-    ends the session (``on_rewrite``). ``temperature``, ``seed`` and the like have no effect.
+    tokens that were drawn stay as they are. A call that continues none before is the prompt of a further segment of the
+    same sample (``on_rewrite``). ``temperature``, ``seed`` and the like have no effect.
 
     A program reads the task as JSON from its standard input and finds ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` among
     its variables. It runs with the rights of the user, see SECURITY.md.
@@ -58,9 +58,10 @@ class AgentEnvironment(Environment):
     on_agent_error: Literal["zero", "leave_out"] = "zero"
     """An agent that raises, dies or hangs after the policy's first answer: the session counts 0, so that malformed
     answers do not escape; or it leaves the loss, for agents that are known to be flaky."""
-    on_rewrite: Literal["zero", "leave_out"] = "zero"
-    """A call after the policy's first answer that does not continue the conversation: the session counts 0, so that an
-    agent's second attempt at a malformed answer is no way out; or it leaves the loss."""
+    on_rewrite: Literal["segment", "zero", "leave_out"] = "segment"
+    """A call after the policy's first answer that continues no conversation before, since the agent edits or compacts
+    its history, asks a sub-agent, or calls twice at once: it begins a further segment of the sample; or it ends the
+    session, which counts 0 or leaves the loss."""
     python: str = ""
     """Interpreter of the agent, such as ``/path/of/a/venv/bin/python``, where its libraries clash with those of the
     training; it needs pydantic. Empty takes the one of the training."""
@@ -85,7 +86,7 @@ class AgentEnvironment(Environment):
         for name, known in (
             ("rewarded_by", ("rewards", "agent")),
             ("on_agent_error", ("zero", "leave_out")),
-            ("on_rewrite", ("zero", "leave_out")),
+            ("on_rewrite", ("segment", "zero", "leave_out")),
         ):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be {' or '.join(known)}, got {getattr(self, name)!r}.")
@@ -142,22 +143,15 @@ class AgentEnvironment(Environment):
                 client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": ""}])
 
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> tuple[Observation, Mapping[str, Any]]:
-        session = self._session = AgentSession(self.parser, takes_reward=self.pays)
+        branches = self.on_rewrite == "segment"
+        session = self._session = AgentSession(self.parser, takes_reward=self.pays, branches=branches)
         forbid_inspection()  # of a function's process as well, which is a fork of this one and holds the keys
         self._process = AgentProcess(self, session, {**row, "seed": seed})
         session.serve()
         observation, _, ended, _, info = self._next()
         if ended:
             raise EpisodeEnded("no_reward", "the agent ended without a call.", "environment")
-        tools = {tool["function"]["name"]: tool for tool in session.tools}
-        if len(json.dumps(session.tools)) > _LONGEST_TOOLS:
-            raise EpisodeEnded("too_long", f"its tools take over {_LONGEST_TOOLS} characters.", "environment")
-        try:
-            self.parser.check(tools)
-            told = self.parser.told(session.tools) if tools else ""
-        except ValueError as error:
-            raise EpisodeEnded("malformed", f"the agent's tools: {error}", "environment") from error
-        return observation, {**info, "tools": session.tools, "told_tools": told}
+        return observation, info
 
     def step(self, action: str, drawn: Mapping[str, Any] | None = None) -> Step:
         assert self._session is not None and self._waiting is not None
@@ -190,15 +184,35 @@ class AgentEnvironment(Environment):
         self._waiting = event
         try:
             observation = session.observation(event.request)
+            info = self._offered() if session.begins else {}
         except EpisodeEnded as end:
-            if session.answers and self.on_rewrite == "zero":
+            if session.answers and self.on_rewrite != "leave_out":
                 end.blame = "policy"
             raise
-        info: dict[str, Any] = {"warnings": session.warnings} if session.warnings else {}
-        session.warnings = []
+        if session.warnings:
+            info["warnings"] = session.warnings
+            session.warnings = []
+        if session.conversation:
+            info["segment"] = session.conversation
         if event.request.length is not None:
             info["max_tokens"] = event.request.length
         return observation, 0.0, False, False, info
+
+    def _offered(self) -> dict[str, Any]:
+        """The tools of a conversation that begins, and their description.
+
+        Raises:
+            EpisodeEnded: they are too long, or the parser cannot write them.
+        """
+        assert self._session is not None
+        offered = self._session.tools
+        if len(json.dumps(offered)) > _LONGEST_TOOLS:
+            raise EpisodeEnded("too_long", f"its tools take over {_LONGEST_TOOLS} characters.", "environment")
+        try:
+            self.parser.check({tool["function"]["name"]: tool for tool in offered})
+            return {"tools": offered, "told_tools": self.parser.told(offered) if offered else ""}
+        except ValueError as error:
+            raise EpisodeEnded("malformed", f"the agent's tools: {error}", "environment") from error
 
     def _reward(self) -> float:
         """The reward of an agent that has ended.

@@ -19,7 +19,7 @@ class VerifiersEnvironment(AgentEnvironment):
     that verifiers makes no difference to: its harness is the agent, whose calls verifiers hands on to the policy, and
     the weighted sum of the task's rewards is the reward.
 
-    The policy plays one seat, in one conversation. A seat with a ``client`` and ``model`` of its own, such as a
+    The policy plays one seat. A seat with a ``client`` and ``model`` of its own, such as a
     simulated user, is played by that model.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from grpo_pl.environments.base import Environment, Observation, listed, text_of
@@ -76,9 +77,24 @@ class Dialogue:
             described = self.plain.tools.replace("{tools}", listed(self.tools))
         if self.tells_tools:
             options = {"told_tools": described.strip() or self.told_tools}
-        texts = [self.template.render(each, self.tokenizer, **options) for each in asked]
-        texts = texts if chat else [described + text for text in texts]
+        if chat:
+            texts = [self.template.render(each, self.tokenizer, **options) for each in asked]
+        else:
+            texts = [described + self._without_chat(each) for each in asked]
         return [list(ids) for ids in self.tokenizer(texts, add_special_tokens=not chat).input_ids]
+
+    def _without_chat(self, asked: str | Conversation) -> str:
+        """A prompt for a tokenizer without chat template. What follows the first turn of a conversation is written as
+        in an episode: the assistant's turns like actions, the others like observations."""
+        first = 0 if isinstance(asked, str) or asked[0]["role"] != "system" else 1
+        if isinstance(asked, str) or len(asked) == first + 1:
+            return self.template.render(asked, self.tokenizer)
+        text = replace(self.template, prefill="").render(asked[: first + 1], self.tokenizer)
+        for own, turns in groupby(asked[first + 1 :], key=lambda turn: turn["role"] == "assistant"):
+            told = text_of(list(turns))
+            ended = told + (self.tokenizer.eos_token or "")
+            text += ended if own else self.plain.observation.replace("{observation}", told)
+        return text + self.template.prefill
 
     def observation_ids(self, observation: Observation, last: int | None) -> list[int]:
         """Tokens between two actions: the end of the turn, the observation, and the beginning of the next turn.
@@ -157,7 +173,7 @@ def opening(asked: str | Conversation, observation: Observation) -> str | Conver
         return (*asked[:-1], {**last, "content": opening(str(last["content"]), observation)})
     before: Conversation = ({"role": "user", "content": asked},) if isinstance(asked, str) and asked else tuple(asked)  # type: ignore[arg-type]
     messages = (*before, *observation)
-    if messages[-1]["role"] != "user":
+    if messages[-1]["role"] != "user" and (asked or messages[-1]["role"] != "tool"):  # with which an agent may begin
         raise ValueError(f"the first observation must end with a message of the user, got {messages[-1]['role']!r}.")
     return messages
 

@@ -153,7 +153,7 @@ class PromptTemplate:
         first = asked[0]
         system, turns = (first["content"], asked[1:]) if first["role"] == "system" else (self.system, asked)
         earlier = [(turn["role"], turn["content"]) for turn in turns[:-1]]
-        return system, *earlier, ("user", self._user(turns[-1]["content"]))
+        return system, *earlier, (turns[-1]["role"], self._user(turns[-1]["content"]))
 
     def _user(self, question: str) -> str:
         return self.user.replace("{question}", question)

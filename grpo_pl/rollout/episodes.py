@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from grpo_pl.environments.base import Environment, Transition, episode_value, failed
+from grpo_pl.environments.base import Blame, Environment, Transition, episode_value, failed
 from grpo_pl.environments.pool import EnvironmentPool, PoolLimits
 from grpo_pl.functional.exact_sums import weighted_sum
-from grpo_pl.functional.sampling import small_seed
+from grpo_pl.functional.sampling import row_key, small_seed
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.loading import context_length
 from grpo_pl.rollout.decoding import pad_left
@@ -43,6 +43,8 @@ class Turn:
     """``length`` where the action was cut; it was played as it was."""
     transition: Transition
     """Of the last turn before a limit with the reward that was still due."""
+    segment: int = 0
+    """The segment of the row that the action is in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,8 +211,9 @@ def play_episodes(
 ) -> EngineOutput:
     """Plays the episodes in this process, every turn by ``engine``; the rest as `run_episodes`."""
     owners = [(p, key) for p, group in enumerate(request.first.keys) for key in group]
+    most = request.limits.max_episode_tokens or 1 << 60
     rows = [
-        _Row(number, request.problems[p], list(request.first.prompt_ids[p])[: request.context - 1], key)
+        _Row(number, request.problems[p], key, _Segment(list(request.first.prompt_ids[p])[: request.context - 1]), most)
         for number, (p, key) in enumerate(owners)
     ]
     batch = getattr(engine, "max_batch_rows", 0) or len(rows)
@@ -220,10 +223,25 @@ def play_episodes(
         driver = _Driver(request, engine, turns, model, pool, progress, should_stop)
         for begin in range(0, len(rows), batch):
             driver.play(rows[begin : begin + batch])
+        for row in rows:
+            row.order_segments()
     except BaseException:
         pool.close()
         raise
     return _rollout(rows, request.first.group_size, request.pad_token_id, device), [row.episode() for row in rows]
+
+
+@dataclass(eq=False)
+class _Segment:
+    """A prompt and what follows it; an episode has one, unless its agent begins further conversations."""
+
+    prompt: list[int]
+    dialogue: Dialogue | None = None  # of an environment that writes the prompt, with the tools that it named
+    key: int | None = None  # of its draws, besides that of the episode; None for the first
+    turns: int = 0
+    tokens: list[int] = field(default_factory=list)  # behind the prompt
+    logprobs: list[float] = field(default_factory=list)
+    turn_index: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -232,23 +250,61 @@ class _Row:
 
     number: int
     problem: Problem
-    prompt: list[int]
     key: SampleKey
+    at: _Segment  # that of the next action
+    left: int  # tokens that the limit leaves behind the first prompt
+    segments: list[_Segment] = field(default_factory=list)
     start: Transition = field(default_factory=Transition)
     turns: list[Turn] = field(default_factory=list)
     finish: FinishReason | None = None
-    tokens: list[int] = field(default_factory=list)  # behind the prompt
-    logprobs: list[float] = field(default_factory=list)
-    turn_index: list[int] = field(default_factory=list)
-    room: int = 0  # tokens that may still follow
     most: int | None = None  # of the next action, where its environment says so
-    dialogue: Dialogue | None = None  # of an environment that writes the prompt, with the tools that it named
+
+    def __post_init__(self) -> None:
+        self.segments.append(self.at)
 
     def append(self, tokens: Sequence[int], logprobs: Iterable[float], turns: Iterable[int]) -> None:
-        self.tokens += tokens
-        self.logprobs += logprobs
-        self.turn_index += turns
-        self.room -= len(tokens)
+        self.at.tokens += tokens
+        self.at.logprobs += logprobs
+        self.at.turn_index += turns
+        self.left -= len(tokens)
+
+    def room(self, context: int) -> int:
+        """Tokens that may still follow."""
+        return min(self.left, context - len(self.at.prompt) - len(self.at.tokens))
+
+    @property
+    def next_key(self) -> SampleKey:
+        """Of the next action. That of a later segment follows from its prompt, not from when it began: calls that an
+        agent makes at the same time draw the same tokens in whatever order they arrive."""
+        turn = self.at.turns if self.at.key is None else row_key(self.at.key, self.at.turns)
+        return replace(self.key, turn=turn)
+
+    def begin(self, segment: _Segment) -> None:
+        """Goes on in a further segment."""
+        before = sum(other.prompt == segment.prompt for other in self.segments)
+        segment.key = row_key("segment", *segment.prompt, before)
+        self.left -= len(segment.prompt)
+        self.at = segment
+        self.segments.append(segment)
+
+    def order_segments(self) -> None:
+        """Puts the segments into an order that does not depend on when they began."""
+        first, *others = range(len(self.segments))
+        order = [first, *sorted(others, key=lambda number: str(self.segments[number].key))]
+        self.segments = [self.segments[number] for number in order]
+        self.turns = [replace(turn, segment=order.index(turn.segment)) for turn in self.turns]
+
+    def columns(self) -> tuple[list[int], list[float], list[int], list[int]]:
+        """What follows the first prompt: tokens, their log-probabilities, turns and segments."""
+        found: tuple[list[int], list[float], list[int], list[int]] = [], [], [], []
+        for number, segment in enumerate(self.segments):
+            prompt = segment.prompt if number else []
+            before, length = len(prompt), len(segment.tokens)
+            found[0].extend(prompt + segment.tokens)
+            found[1].extend([0.0] * before + segment.logprobs)
+            found[2].extend([NO_TURN] * before + segment.turn_index)
+            found[3].extend([-number] * before + [number] * length)
+        return found
 
     def conclude(self, finish: FinishReason, due: Transition) -> None:
         """Ends the episode; its last transition gets the reward of ``due`` on top, or its fault."""
@@ -322,32 +378,31 @@ class _Driver:
         row.most = _most_tokens(start)
         try:
             if self.request.environment.writes_prompt:
-                row.dialogue = self._dialogue_with(start.info)
-                prompt = row.dialogue.prompt_ids("", start.observation)
+                row.at.dialogue = self._dialogue_with(start.info)
+                row.at.prompt = row.at.dialogue.prompt_ids("", start.observation)
             else:
-                prompt = self.request.dialogue.prompt_ids(row.problem.asked, start.observation)
+                row.at.prompt = self.request.dialogue.prompt_ids(row.problem.asked, start.observation)
         except Exception as error:  # a template may raise anything; without the observation it wrote this prompt
             return self._refuse(row, error)
-        context = self.request.context
-        row.room = min(self.request.limits.max_episode_tokens or context, context - len(prompt))
-        row.prompt = prompt[: context - 1]  # if that is all, a padding token follows
-        if row.room < 1:
+        if row.room(self.request.context) < 1:
             row.finish = "tokens"
+            row.at.prompt = row.at.prompt[: self.request.context - 1]  # if that is all, a padding token follows
 
     def _act(self, rows: Sequence[_Row]) -> None:
         """Draws the next action of each row and begins to play it. A row that has less left of the context than others
         draw is drawn apart from them, because a model or an engine may go no further."""
         dialogue, first, progress = self.request.dialogue, self.request.first, self.progress
-        longest = min(first.sampling.max_completion_length, max(row.room for row in rows))
+        context = self.request.context
+        longest = min(first.sampling.max_completion_length, max(row.room(context) for row in rows))
         parts = dict[int, list[_Row]]()
         for row in rows:
-            left = self.request.context - len(row.prompt) - len(row.tokens)
+            left = context - len(row.at.prompt) - len(row.at.tokens)
             parts.setdefault(min(longest, left, row.most or longest), []).append(row)
         for most, part in parts.items():
             request = replace(
                 first,
-                prompt_ids=[row.prompt + row.tokens for row in part],
-                keys=[[replace(row.key, turn=len(row.turns))] for row in part],
+                prompt_ids=[row.at.prompt + row.at.tokens for row in part],
+                keys=[[row.next_key] for row in part],
                 sampling=replace(first.sampling, max_completion_length=most),
             )
             drawn = draw_completions(
@@ -361,15 +416,17 @@ class _Driver:
             tokens_of, logprobs_of, written, lengths = (tensor.tolist() for tensor in tensors)
             for i, (row, length, reason) in enumerate(zip(part, lengths, drawn.finish_reasons, strict=True)):
                 tokens, logprobs, own = tokens_of[i], logprobs_of[i], written[i]
-                count, turn = min(length, row.room), len(row.turns)
+                count, turn = min(length, row.room(context)), len(row.turns)
                 row.append(tokens[:count], logprobs[:count], [turn if mine else NO_TURN for mine in own[:count]])
                 action = dialogue.template.completion_text(tokens[:count], dialogue.tokenizer)
                 reason = reason if count == length else "length"
-                row.turns.append(Turn(action=action, finish_reason=reason, transition=Transition()))
+                at = row.segments.index(row.at)
+                row.turns.append(Turn(action=action, finish_reason=reason, transition=Transition(), segment=at))
+                row.at.turns += 1
                 self.tokens += count
                 told = {
                     "finish_reason": reason,
-                    "prompt_tokens": len(row.prompt) + len(row.tokens) - count,
+                    "prompt_tokens": len(row.at.prompt) + len(row.at.tokens) - count,
                     "completion_tokens": count,
                 }
                 self.pool.step(row.number, action, drawn=told if self.request.environment.writes_prompt else None)
@@ -381,16 +438,32 @@ class _Driver:
             row.finish = "environment"
         elif len(row.turns) == self.request.limits.max_turns:
             row.finish = "turns"
+        elif self.request.environment.writes_prompt and transition.info.get("segment", 0) == len(row.segments):
+            self._begin_segment(row, transition)
         else:
+            if self.request.environment.writes_prompt:
+                row.at = row.segments[transition.info.get("segment", 0)]
             try:
-                dialogue = row.dialogue or self.request.dialogue
-                ids = dialogue.observation_ids(transition.observation, row.tokens[-1])
+                dialogue = row.at.dialogue or self.request.dialogue
+                ids = dialogue.observation_ids(transition.observation, row.at.tokens[-1])
             except ValueError as error:
                 return self._refuse(row, error)
-            if len(ids) < row.room:
+            if len(ids) < row.room(self.request.context):
                 row.append(ids, [0.0] * len(ids), [NO_TURN] * len(ids))
             else:
                 row.finish = "tokens"
+
+    def _begin_segment(self, row: _Row, transition: Transition) -> None:
+        """Goes on with another prompt of the row's agent, where there is room for it and an action."""
+        dialogue = self._dialogue_with(transition.info)
+        try:
+            prompt = dialogue.prompt_ids("", transition.observation)
+        except Exception as error:  # a template may raise anything
+            return self._refuse(row, error, blame=self.request.environment.blame)
+        if min(row.left, self.request.context) > len(prompt):
+            row.begin(_Segment(prompt, dialogue))
+        else:
+            row.finish = "tokens"
 
     def _dialogue_with(self, info: Mapping[str, Any]) -> Dialogue:
         """The dialogue with the tools that an agent offers; most sessions of a rollout have the same."""
@@ -401,10 +474,10 @@ class _Driver:
             )
         return self.dialogues[name]
 
-    def _refuse(self, row: _Row, error: Exception) -> None:
+    def _refuse(self, row: _Row, error: Exception, *, blame: Blame = "environment") -> None:
         """Ends an episode whose environment showed what the template cannot write."""
         self.pool.release(row.number)
-        row.conclude("environment", failed("malformed", str(error), blame="environment"))
+        row.conclude("environment", failed("malformed", str(error), blame=blame))
 
 
 def _most_tokens(transition: Transition) -> int | None:
@@ -415,23 +488,25 @@ def _most_tokens(transition: Transition) -> int | None:
 
 def _rollout(rows: Sequence[_Row], group_size: int, pad: int, device: torch.device) -> Rollout:
     for row in rows:
-        row.prompt = row.prompt or [pad]
-        if not row.tokens:
+        row.at.prompt = row.at.prompt or [pad]
+        if not row.at.tokens:
             row.append([pad], [0.0], [NO_TURN])
-    prompt_ids, prompt_mask = pad_left([row.prompt for row in rows], pad)
+    prompt_ids, prompt_mask = pad_left([row.segments[0].prompt for row in rows], pad)
+    tokens, logprobs, turns, segments = zip(*(row.columns() for row in rows), strict=True)
 
     def right(values: Iterable[list[Any]], fill: float) -> Tensor:
         return pad_sequence(list(map(torch.tensor, values)), batch_first=True, padding_value=fill).to(device)
 
-    turn_index = right((row.turn_index for row in rows), NO_TURN)
+    turn_index = right(turns, NO_TURN)
     return Rollout(
         group_size=group_size,
         prompt_ids=prompt_ids.to(device),
         prompt_mask=prompt_mask.to(device),
-        completion_ids=right((row.tokens for row in rows), pad),
-        completion_mask=right(([True] * len(row.tokens) for row in rows), False),
-        sampling_logprobs=right((row.logprobs for row in rows), 0.0),
+        completion_ids=right(tokens, pad),
+        completion_mask=right(([True] * len(own) for own in tokens), False),
+        sampling_logprobs=right(logprobs, 0.0),
         finish_reasons=[row.episode().finish_reason for row in rows],
         action_mask=turn_index != NO_TURN,
         turn_index=turn_index,
+        segment_index=right(segments, 0),
     )

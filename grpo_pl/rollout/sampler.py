@@ -69,6 +69,7 @@ class Samples:
 
 def episode_row(episode: Episode) -> dict[str, Any]:
     """An episode as plain values: what rewards read in the column ``episode``, and files keep."""
+    several = any(turn.segment for turn in episode.turns)
     return {
         "return": episode.value,
         "status": episode.status,
@@ -83,6 +84,7 @@ def episode_row(episode: Episode) -> dict[str, Any]:
                 "reward": turn.transition.reward,
                 "invalid_action": turn.transition.invalid_action,
                 "finish_reason": turn.finish_reason,
+                **({"segment": turn.segment} if several else {}),
             }
             for turn in episode.turns
         ],

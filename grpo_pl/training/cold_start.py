@@ -314,8 +314,10 @@ class Stage:
         shown = []
         for number, (prompt, _, _) in enumerate(played):
             fault = next((turn for turn in turns[number] if turn.status != "ok"), None)
-            if fault is not None or not said[number]:
+            branched = any(turn.info.get("segment") for turn in turns[number])
+            if fault is not None or branched or not said[number]:
                 told = f"{fault.status}: {fault.detail}" if fault is not None else "it has no action"
+                told = "the agent begins a second conversation, which no demonstration can show" if branched else told
                 raise ValueError(f"the demonstration of prompt {prompt.id} cannot be played: {told}.")
             seen, offered = [turn.observation for turn in turns[number]], turns[number][0].info
             shown.append(

@@ -174,15 +174,17 @@ def _episode_metrics(experience: Experience, collective: Collective) -> dict[str
             math.nan if episode.value is None else episode.value,
             reasons.index(episode.finish_reason),
             statuses.index(episode.status),
+            1 + max((turn.segment for turn in episode.turns), default=0),
         )
         for episode in experience.samples.episodes
     ]
     mine = torch.tensor(rows, dtype=torch.float64, device=experience.keep.device)
-    turns, invalid, returns, reason, status = collective.gather_rows(mine).unbind(dim=1)
+    turns, invalid, returns, reason, status, segments = collective.gather_rows(mine).unbind(dim=1)
     ended = {name: (reason == number).double() for number, name in enumerate(reasons)}
     went_wrong = {name: (status == number).sum().item() for number, name in enumerate(statuses) if name != "ok"}
     return {
         "episodes/mean_turns": turns.mean().item(),
+        **({"episodes/mean_segments": segments.mean().item()} if (segments > 1).any() else {}),
         "episodes/invalid_actions": (invalid.sum() / turns.sum()).item(),
         "episodes/return": _mean(returns[~returns.isnan()]),
         "episodes/left_out": returns.isnan().double().mean().item(),

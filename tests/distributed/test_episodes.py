@@ -22,12 +22,17 @@ def test_agents_that_answer_when_they_like_are_answered_as_in_one_process(like_o
     assert len(like_one_process("ddp", ASKS, rollouts=4).samples()) == 4 * 4
 
 
+@pytest.mark.parametrize("config", [PLAY, pytest.param(ASKS, marks=pytest.mark.slow)])
 def test_a_resumed_run_of_episodes_ends_bit_for_bit_alike(
-    completed: Callable[..., Any], command: Callable[..., Any], read_metrics: Callable[..., Any], tmp_path: Path
+    config: Path,
+    completed: Callable[..., Any],
+    command: Callable[..., Any],
+    read_metrics: Callable[..., Any],
+    tmp_path: Path,
 ) -> None:
-    whole = completed("single", PLAY)
+    whole = completed("single", config)
     resumed = whole.copy_until(2, tmp_path / "runs")
-    command(tmp_path / "runs", "fit", f"--config={PLAY}", "--resume", world=1)
+    command(tmp_path / "runs", "fit", f"--config={config}", "--resume", world=1)
     for key, value in whole.state(4)["state_dict"].items():
         assert torch.equal(resumed.state(4)["state_dict"][key], value), key
     assert read_metrics(resumed.metrics) == read_metrics(whole.metrics)

@@ -76,10 +76,10 @@ FATES: dict[str, tuple[str, float | None]] = {
     "child": ("ok", 1.0),
     "two rewards": ("ok", 0.25),
     "retry": ("ok", 1.0),
-    "edited": ("rewritten", 0.0),
-    "compacted": ("rewritten", 0.0),
-    "equal at once": ("rewritten", 0.0),
-    "different at once": ("rewritten", 0.0),
+    "edited": ("ok", 1.0),
+    "compacted": ("ok", 1.0),
+    "equal at once": ("ok", 1.0),
+    "different at once": ("ok", 1.0),
     "ten megabytes": ("too_long", 0.0),
     "a hundred calls and more": ("ok", 0.5),
     "forge": ("ok", 0.0),
@@ -108,6 +108,29 @@ def test_flaky_agents_and_rewritten_sessions_may_be_left_out() -> None:
         ("raised", None),
         ("timeout", None),
         ("rewritten", None),
+    ]
+
+
+def test_a_rewritten_session_may_count_0() -> None:
+    deeds = ("edited", "compacted", "equal at once", "different at once", "well")
+    with EnvironmentPool(agent("wayward", rewarded_by="agent", on_rewrite="zero"), LIMITS) as pool:
+        played = play(pool, [{"deed": deed} for deed in deeds])
+    assert [(turns[-1].status, episode_value(turns)) for turns in played] == [("rewritten", 0.0)] * 4 + [("ok", 1.0)]
+    assert "message 0 of a call is not that of the call before" in played[0][-1].detail
+
+
+def test_a_call_continues_the_longest_conversation_that_it_begins_with() -> None:
+    with EnvironmentPool(agent("branching", rewarded_by="agent"), LIMITS) as pool:
+        (turns,) = play(pool, [{"question": "?"}], turns=8)
+    assert turns[-1].reward == 7.0, turns[-1].detail
+    conversations = [turn.info.get("segment", 0) for turn in turns[:-1]]
+    assert (conversations[0], conversations[4:]) == (0, [0, 3, 4])
+    assert sorted(conversations[1:4]) in ([1, 1, 2], [1, 2, 2])  # whichever of the two began first
+    assert turns[4].observation == "and then?"
+    assert turns[6].observation == [
+        {"role": "user", "content": "another"},
+        {"role": "assistant", "content": "turn 0"},
+        {"role": "user", "content": "so?"},
     ]
 
 

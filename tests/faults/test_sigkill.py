@@ -65,8 +65,8 @@ def test_ten_deaths_in_the_middle_of_sessions_of_agents_leave_no_trace(
     asked: Any, death: Callable[..., Any], assert_same_end: Callable[[Any], None]
 ) -> None:
     rng = random.Random(0)
-    for _ in range(10):  # a rollout has 24 turns at least
-        assert asked.fit("--resume", death=death("environment", rng.randint(1, 90))) in (-signal.SIGKILL, 0), asked.log
+    for _ in range(10):  # a rollout has 96 turns
+        assert asked.fit("--resume", death=death("environment", rng.randint(1, 300))) in (-signal.SIGKILL, 0), asked.log
     assert asked.fit("--resume") == 0, asked.log
     assert_same_end(asked)
 

@@ -81,13 +81,59 @@ def chat(task: Any, base_url: str, key: str) -> float:
 
 
 def digits(task: Any, base_url: str, key: str) -> float:
-    """The share of digits in two answers, which come after some time."""
-    messages, said = [user("?")], ""
-    for _ in range(2):
-        time.sleep(0.02 * random.SystemRandom().random())
-        messages += [ask(base_url, key, messages), user("!")]
-        said += messages[-2]["content"]
-    return sum(map(str.isdigit, said)) / max(1, len(said))
+    """The share of digits in the answers of three conversations, two of them at once, and to a summary of the first;
+    each call comes after some time."""
+    said: list[str] = []
+
+    def talk(opening: Any, calls: int) -> None:
+        messages = [opening]
+        for _ in range(calls):
+            time.sleep(0.02 * random.SystemRandom().random())
+            messages += [ask(base_url, key, messages), user("!")]
+            said.append(messages[-2]["content"])
+
+    talk(user("?"), 2)
+    at_once = [threading.Thread(target=talk, args=(user(text), calls)) for text, calls in (("a", 2), ("b", 1))]
+    for thread in at_once:
+        thread.start()
+    for thread in at_once:
+        thread.join()
+    talk(user(f"so {said[0]}?"), 1)
+    text = "".join(said)
+    return sum(map(str.isdigit, text)) / max(1, len(text))
+
+
+def branching(task: Any, base_url: str, key: str) -> float:
+    """Asks, has two sub-agents asked at once, one of them twice, goes on, then asks with a summary, and with another
+    beginning of the conversation; the reward is the number of answers."""
+    answers: dict[str, list[Any]] = {"A": [], "B": []}
+
+    def delegate(name: str, calls: int) -> None:
+        messages = [{"role": "system", "content": f"You are {name}."}, user("go")]
+        for _ in range(calls):
+            time.sleep(random.SystemRandom().random() * task.get("sleep", 0))
+            answers[name].append(ask(base_url, key, messages))
+            messages += [answers[name][-1], user("go on")]
+
+    history = [user(task["question"])]
+    history.append(ask(base_url, key, history))
+    threads = [threading.Thread(target=delegate, args=call) for call in (("A", 2), ("B", 1))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    history.append(user("and then?"))
+    for messages in (history, [user("in short: 3")], [user("another"), history[1], user("so?")]):
+        answers["A"].append(ask(base_url, key, messages))
+    return float(sum(answer is not None for answer in [history[1], *answers["A"], *answers["B"]]))
+
+
+def equal_calls(task: Any, base_url: str, key: str) -> None:
+    threads = [threading.Thread(target=ask, args=(base_url, key, [user("?")])) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def wayward(task: Any, base_url: str, key: str, reward_key: str) -> float | None:

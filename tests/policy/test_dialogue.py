@@ -160,6 +160,19 @@ def test_the_first_observation_follows_the_question() -> None:
         opening("Play.", [{"role": "tool", "content": "@F"}])
 
 
+def test_a_prompt_of_several_turns_is_written_without_a_chat_template_like_an_episode(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    told = [("system", "Walk."), ("user", "Where?"), ("assistant", "up"), ("tool", "@F"), ("user", "And?")]
+    shown = [{"role": role, "content": text} for role, text in told]
+    talk = dialogue(tokenizer, prefill="I ")
+    assert tokenizer.decode(talk.prompt_ids("", shown)) == "Walk.\n\nWhere?up<eos>\n@F\nAnd?\nI "
+    assert tokenizer.decode(talk.prompt_ids("", shown[:-1])).endswith("up<eos>\n@F\nI ")
+    chat = dialogue(chatty("qwen2_5"))  # the result of a tool may come last
+    ended = "<tool_response>\n@F\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    assert chat.tokenizer.decode(chat.prompt_ids("", shown[:-1])).endswith(ended)
+
+
 def test_the_question_goes_through_the_users_template_with_its_observation(tokenizer: PreTrainedTokenizerBase) -> None:
     talk = dialogue(tokenizer, system="Walk.", user="Map:\n{question}\nMove:")
     assert tokenizer.decode(talk.prompt_ids("", "@F")) == "Walk.\n\nMap:\n@F\nMove:"

@@ -12,14 +12,16 @@ from grpo_pl.environments import Environment, EnvironmentPool
 from grpo_pl.environments.openai_agent import AgentEnvironment
 from grpo_pl.environments.tool_calls import CallParser, HermesCalls, TagCalls
 from grpo_pl.environments.tools import ToolEnvironment
-from grpo_pl.policy.dialogue import Dialogue
+from grpo_pl.policy.dialogue import Dialogue, PlainTurns
 from grpo_pl.policy.loading import PolicyConfig, load_model
+from grpo_pl.policy.packing import Rows
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.episodes import Episode, run_episodes
 from grpo_pl.rollout.native.engine import NativeEngine
+from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import Problem, Rollout, SampleKey, SamplingParams
 from tests.conftest import ScriptedEngine
 
@@ -52,7 +54,9 @@ def play(
         return run_episodes(
             engine,
             model,
-            dialogue=Dialogue(template=PromptTemplate(), tokenizer=tokenizer).within(environment),
+            dialogue=Dialogue(template=PromptTemplate(), tokenizer=tokenizer, plain=limits.plain_turns).within(
+                environment
+            ),
             pool=pool,
             problems=problems,
             keys=[
@@ -113,6 +117,87 @@ def test_when_agents_ask_changes_no_bit(policy: PreTrainedModel, tokenizer: PreT
     ]
     assert same(played[0][0], played[1][0])
     assert {len(episode.turns) for episode in played[0][1]} == {3}
+
+
+def parts(rollout: Rollout, tokenizer: PreTrainedTokenizerBase, row: int = 0) -> list[tuple[str, str, list[int]]]:
+    """Each segment of a row: its prompt, the text that the policy wrote, and the turns that it did so in."""
+    apart = Rows.of(rollout, torch.tensor([row])).unfolded()
+    turns = rollout.turn_index[row][rollout.action_mask[row]].tolist()
+    found = []
+    for prompt, known, ids, written in zip(
+        apart.prompt_ids, apart.prompt_mask, apart.completion_ids, apart.scored, strict=True
+    ):
+        own, turns = turns[: int(written.sum())], turns[int(written.sum()) :]
+        text = tokenizer.decode(ids[written], skip_special_tokens=True)
+        found.append((tokenizer.decode(prompt[known]), text, sorted(set(own))))
+    return found
+
+
+PROMPTS = {
+    None: ["1+2=", "You are A.\n\ngo", "You are B.\n\ngo", "in short: 3", "another{0}<eos>|so?|"],
+    CHAT: [
+        "<user>1+2=<eos><assistant>",
+        "<system>You are A.<eos><user>go<eos><assistant>",
+        "<system>You are B.<eos><user>go<eos><assistant>",
+        "<user>in short: 3<eos><assistant>",
+        "<user>another<eos><assistant>{0}<eos><user>so?<eos><assistant>",
+    ],
+}
+BRANCHING = AgentEnvironment(agent=f"{AGENTS}:branching", rewarded_by="agent")
+
+
+@pytest.mark.parametrize("template", PROMPTS)
+def test_each_conversation_of_an_agent_is_a_segment_of_its_sample(template: str | None) -> None:
+    """Two sub-agents at once, one of which goes on, then the first conversation, a summary and an edited history."""
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = template
+    model = load_model(PolicyConfig(from_scratch=SHAPE), tokenizer)
+    limits = EpisodeSettings(max_turns=8, plain_turns=PlainTurns(observation="|{observation}|"))
+    rollout, (episode,) = play(BRANCHING, tokenizer, model, NativeEngine(), limits=limits, length=3)
+    assert (episode.status, episode.value) == ("ok", 7.0), episode.detail
+    segments = parts(rollout, tokenizer)
+    assert segments[0][0] == PROMPTS[template][0]
+    assert sorted(prompt for prompt, *_ in segments) == sorted(p.format(episode.actions[0]) for p in PROMPTS[template])
+    lengths = {prompt: len(turns) for prompt, _, turns in segments}
+    assert [lengths[p.format(episode.actions[0])] for p in PROMPTS[template]] == [2, 2, 1, 1, 1]
+    for number, (_, text, turns) in enumerate(segments):
+        assert text == "".join(episode.actions[turn] for turn in turns)
+        assert {episode.turns[turn].segment for turn in turns} == {number}
+    if template is None:
+        again, _ = play(BRANCHING, tokenizer, model, PlainEngine(), limits=limits, length=3)
+        assert torch.equal(again.completion_ids, rollout.completion_ids)
+
+
+def test_the_order_in_which_calls_at_once_arrive_changes_no_token(
+    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    limits = EpisodeSettings(max_turns=8)
+    rows = [{"sleep": 0.0}, {"sleep": 0.03}]
+    (early, _), (late, _) = (
+        play(BRANCHING, tokenizer, policy, NativeEngine(), rows=[row], group_size=4, limits=limits, length=3)
+        for row in rows
+    )
+    for name in ("prompt_ids", "completion_ids", "action_mask", "segment_index"):
+        assert torch.equal(getattr(early, name), getattr(late, name)), name
+    assert set(early.segment_index.amax(dim=1).tolist()) == {4}
+
+
+def test_calls_at_once_may_be_equal_and_draw_other_tokens(
+    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    agent = AgentEnvironment(agent=f"{AGENTS}:equal_calls")
+    rollout, _ = play(agent, tokenizer, policy, NativeEngine(), length=6, limits=EpisodeSettings(max_turns=8))
+    segments = parts(rollout, tokenizer)
+    assert len({prompt for prompt, *_ in segments}) == 1 and len({text for _, text, _ in segments}) == 4
+
+
+def test_a_limit_on_tokens_counts_the_prompts_of_segments(
+    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    limits = EpisodeSettings(max_turns=8, max_episode_tokens=25)
+    rollout, (episode,) = play(BRANCHING, tokenizer, policy, NativeEngine(), limits=limits, length=3)
+    assert (episode.finish_reason, episode.value) == ("tokens", 2.0)  # 20 of them, and no room for a prompt of 14
+    assert int(rollout.lengths) <= 20
 
 
 def test_an_agent_may_ask_for_fewer_tokens_and_a_limit_ends_its_session(

@@ -222,3 +222,9 @@ def test_the_demonstrations_of_an_agent_are_what_it_asked_and_heard() -> None:
         assert check_characters(shown, frozenset("0123456789+= gots"), tags) == shown  # their texts, not their roles
         with pytest.raises(ValueError, match="demonstration of prompt 1 cannot be played: it has no action"):
             stage.demonstrations([(problems[0], [], 0)])
+    several = Stage(environment=AgentEnvironment(agent=f"{agents}:branching"))
+    with (
+        several.open(),
+        pytest.raises(ValueError, match="the agent begins a second conversation"),
+    ):
+        several.demonstrations([(problems[0], ["a", "b", "c"], 0)])

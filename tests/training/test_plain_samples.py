@@ -18,7 +18,9 @@ from grpo_pl.types import Problem, Rollout
 
 EPISODE = Episode(
     start=Transition(observation=[{"role": "user", "content": "go"}], state="a", invalid_action=True),
-    turns=(Turn(action="up", finish_reason="stop", transition=Transition(reward=0.1 + 0.2, terminated=True)),),
+    turns=(
+        Turn(action="up", finish_reason="stop", transition=Transition(reward=0.1 + 0.2, terminated=True), segment=1),
+    ),
     finish_reason="environment",
 )
 MESSAGES = ({"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}, {"role": "user", "content": "3"})
@@ -35,6 +37,7 @@ def _samples(width: int) -> Samples:
         sampling_logprobs=torch.randn(2, width),
         finish_reasons=["stop", "length"],
         policy_version=torch.full_like(ids, 3),
+        segment_index=ids % 2 - 1,
         support=ids.unsqueeze(2).int(),
         thoughts=torch.tensor([[[i, 9]] for i in range(len(ids))], dtype=torch.int32),
         top_ids=torch.stack([ids, ids + 1], dim=2).int(),

@@ -166,6 +166,11 @@ def test_metrics_tell_what_happened(make: Callable[..., Experience]) -> None:
     assert metrics["episodes/finish/tokens"] == 0.0
     assert not any(name.startswith("episodes/status") for name in metrics)
     assert metrics["completions/mean_length"] == 4.0  # 4, 6 and 2 tokens of actions and their ends
+    assert "episodes/mean_segments" not in metrics
+    episodes = list(experience.samples.episodes or ())
+    episodes[0] = replace(episodes[0], turns=[replace(turn, segment=k) for k, turn in enumerate(episodes[0].turns)])
+    several = replace(experience, samples=replace(experience.samples, episodes=episodes))
+    assert experience_metrics(several, REWARDS, Collective(), ())["episodes/mean_segments"] == pytest.approx(4 / 3)
 
 
 def test_dynamic_sampling_takes_episodes_along(make: Callable[..., Experience]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,7 +31,7 @@ def agent(
     rewarded_by: Literal["rewards", "agent"] | None = None,
     trust_rewards: bool = False,
 ) -> int:
-    """Plays one session of an agent and prints its calls, the row of tokens, the masks and the reward.
+    """Plays one session of an agent and prints its calls, the rows of tokens, the masks and the reward.
 
     The exit status is 1 if the session would be left out of a training; the reason is printed.
 
@@ -103,19 +104,22 @@ def _print_calls(episode: Episode) -> None:
     print(f"tools: {', '.join(tools) or 'none'}")
     heard: Observation = episode.start.observation
     for number, turn in enumerate(episode.turns):
-        print(f"call {number}: {text_of(heard)!r}")
+        where = f", segment {turn.segment}" if any(each.segment for each in episode.turns) else ""
+        print(f"call {number}{where}: {text_of(heard)!r}")
         print(f"  policy ({turn.finish_reason}): {turn.action!r}")
         heard = turn.transition.observation
 
 
 def _print_row(rollout: Rollout) -> None:
-    """The tokens behind the prompt, a run of equal masks at a time."""
-    mask = rollout.action_mask[0][rollout.completion_mask[0]].tolist()
-    runs: list[list[int]] = []
-    for written in mask:
-        if runs and runs[-1][0] == written:
-            runs[-1][1] += 1
-        else:
-            runs.append([written, 1])
-    told = " ".join(f"{count} {'action' if written else 'observation'}" for written, count in runs)
-    print(f"row: {int(rollout.prompt_mask.sum())} prompt tokens, then {told}; {sum(mask)} of {len(mask)} train")
+    """The tokens behind the prompt of each segment, a run of equal masks at a time."""
+    import torch
+
+    from grpo_pl.policy.packing import Rows
+
+    rows = Rows.of(rollout, torch.tensor([0])).unfolded()
+    for number, prompt in enumerate(rows.prompt_mask):
+        mask = rows.scored[number][rows.completion_mask[number]].tolist()
+        runs = [(written, len(list(run))) for written, run in groupby(mask)]
+        told = " ".join(f"{count} {'action' if written else 'observation'}" for written, count in runs)
+        name = f"segment {number}" if len(rows.prompt_mask) > 1 else "row"
+        print(f"{name}: {int(prompt.sum())} prompt tokens, then {told}; {sum(mask)} of {len(mask)} train")

@@ -161,6 +161,8 @@ def _fate(row: dict[str, Any], seen: set[tuple[int, str]]) -> str:
         return "not correct"
     if row["finish_reason"] in CUT_OFF:
         return "cut off"
+    if any(turn.get("segment") for turn in row.get("episode", {}).get("turns", ())):
+        return "of several conversations"  # which are no single one to imitate
     text = (row["prompt_id"], json.dumps([row["prompt"], row["completion"]]))
     if text in seen:
         return "repeated"
@@ -178,6 +180,5 @@ def _report(tally: Counter[str], problems: int, samples: int, output: str) -> No
 
 
 def _left_out(tally: Counter[str]) -> str:
-    return ", ".join(
-        f"{tally[why]} {why}" for why in ("not correct", "not judged", "cut off", "repeated") if tally[why]
-    )
+    reasons = ("not correct", "not judged", "cut off", "of several conversations", "repeated")
+    return ", ".join(f"{tally[why]} {why}" for why in reasons if tally[why])

@@ -38,3 +38,12 @@ def test_a_session_is_judged_as_in_the_training_or_as_is_asked_for(export: Path,
     agent(try_=CHAT, model=str(export), question="1+2=", answer="3", max_turns=2, device="cpu", rewarded_by="rewards")
     told = capsys.readouterr().out
     assert "ended by turns; the rewards of" in told and "\n  exact: 0 (" in told
+
+
+def test_each_conversation_is_printed_as_a_row(export: Path, capsys: Any) -> None:
+    agent(try_=CHAT.replace(":chat", ":branching"), model=str(export), max_turns=7, device="cpu")
+    told = capsys.readouterr().out
+    rows = [line for line in told.splitlines() if line.startswith("segment ")]
+    assert [row.split(":")[0] for row in rows] == [f"segment {number}" for number in range(5)]
+    assert rows[0].startswith("segment 0: 4 prompt tokens, then") and " observation " in rows[0]
+    assert "call 0, segment 0: '1+2='" in told and "reward 7, ended by environment" in told

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grpo_pl.cli.commands.predict import predict, training_problems
+from grpo_pl.cli.commands.predict import _fate, predict, training_problems
 from grpo_pl.cli.main import main
 from grpo_pl.data.demonstrations import Demonstration, read_demonstrations
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
@@ -83,6 +83,13 @@ def test_rejection_sampling_keeps_right_whole_and_different_completions(run: Pat
     assert f"{len(kept)} written" in capsys.readouterr().out
     shown = read_demonstrations(tmp_path / "out.jsonl")  # what a cold start will read
     assert shown[0] == Demonstration(kept[0]["prompt"][0]["content"], kept[0]["completion"][0]["content"])
+
+
+def test_a_session_of_several_conversations_is_nothing_to_imitate() -> None:
+    row = {"correct": True, "finish_reason": "environment", "prompt_id": 1, "prompt": [], "completion": []}
+    turns = [{"action": "a", "segment": number} for number in range(2)]
+    assert _fate({**row, "episode": {"turns": turns}}, set()) == "of several conversations"
+    assert _fate({**row, "episode": {"turns": [{"action": "a"}]}}, set()) == "kept"
 
 
 def test_training_problems_are_different_ones_and_end_where_the_source_does() -> None:
