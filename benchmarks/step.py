@@ -511,7 +511,6 @@ def planned(cell: Cell, way: str, tokens: int) -> float:
         compute_bytes=2,
         reference=False,
         checkpointing=False,
-        packed=True,
         offload=False,
         deferred=False,
     )

@@ -63,10 +63,7 @@ class CompletionRoutes:
         self._slices, self._texts = TimeSlices(), TokenTexts(self.prompts.model.tokenizer)
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
-        return await self._answer(request, await self.chat_job(body))
-
-    async def answer_chat(self, body: ChatRequest, request: Request, answer_format: AnswerFormat) -> Response:
-        return await self._answer(request, await self.chat_job(body, answer_format))
+        return await self.answer(request, await self.chat_job(body))
 
     async def chat_job(self, body: ChatRequest, answer_format: AnswerFormat | None = None) -> Job:
         """The job that completes a conversation. With a grammar the template's prefill is left out, because it may not
@@ -98,7 +95,7 @@ class CompletionRoutes:
         job = self._job(
             body, prompts, echoed or [""] * len(prompts), CompletionFormat(model.name, body, self._texts), deadline
         )
-        return await self._answer(request, job)
+        return await self.answer(request, job)
 
     def _job(
         self,
@@ -147,10 +144,12 @@ class CompletionRoutes:
         Raises:
             ApiError: there is one, and llguidance is not installed (400).
         """
-        tools = body.must_call if isinstance(body, ChatRequest) else []
-        if (body.grammar is not None or tools) and self.grammars is None:
+        grammar, tools = body.grammar, body.must_call if isinstance(body, ChatRequest) else []
+        if grammar is None and not tools:
+            return None
+        if self.grammars is None:
             raise bad_request("structured outputs need the whole server, grpo-pl serve.", param=None)
-        if (body.grammar is not None or tools) and not grammars.is_available():
+        if not grammars.is_available():
             field = "response_format" if body.structured_outputs is None else "structured_outputs"
             raise bad_request(
                 f"{'tool_choice' if tools else field}: structured outputs need llguidance on the server: "
@@ -160,9 +159,10 @@ class CompletionRoutes:
             )
         if isinstance(body, ChatRequest) and tools:
             return self.prompts.call_grammar(tools, several=body.parallel_tool_calls)
-        return body.grammar
+        return grammar
 
-    async def _answer(self, request: Request, job: Job) -> Response:
+    async def answer(self, request: Request, job: Job) -> Response:
+        """The answer as a stream, or whole; the work ends if the client hangs up."""
         if job.request.stream:
             return EventStream(request, self.events(job))
         return await while_connected(request, self.whole(job))
@@ -197,31 +197,29 @@ class CompletionRoutes:
     async def events(self, job: Job) -> AsyncGenerator[str, None]:
         """The events of a stream. A failure before the first event is raised, a later one becomes the last event."""
         answer_format, choices, started = job.answer_format, job.choices, False
-        job = await self._checked(job)
-        with self._under_one_version(job) as job:
-            try:
-                async with aclosing(self._grow(job)) as steps:
-                    async for grown in steps:
-                        events: list[str] = []
-                        if not started:
-                            started = True
-                            self.metrics.first_token.observe(job.deadline.spent())
-                            events += await self._slices.map(answer_format.opening, choices)
-                        events += await self._slices.map(lambda growth: answer_format.chunk(*growth, choices), grown)
-                        finished = all(choice.finish is not None for choice in choices)
-                        if finished:
-                            events.append(answer_format.closing(choices))
-                        if any(events):
-                            yield "".join(events)
-                        if finished:
-                            return
-            except Exception as error:
-                if not started:
-                    raise
-                if not isinstance(error, ApiError):
-                    log.error("a stream failed", exc_info=error)
-                    error = ApiError(500, "internal error; the server's log has the details.", code="internal_error")
-                yield answer_format.failure(error)
+        try:
+            async with aclosing(self.growth(job)) as steps:
+                async for grown in steps:
+                    events: list[str] = []
+                    if not started:
+                        started = True
+                        self.metrics.first_token.observe(job.deadline.spent())
+                        events += await self._slices.map(answer_format.opening, choices)
+                    events += await self._slices.map(lambda growth: answer_format.chunk(*growth, choices), grown)
+                    finished = all(choice.finish is not None for choice in choices)
+                    if finished:
+                        events.append(answer_format.closing(choices))
+                    if any(events):
+                        yield "".join(events)
+                    if finished:
+                        return
+        except Exception as error:
+            if not started:
+                raise
+            if not isinstance(error, ApiError):
+                log.error("a stream failed", exc_info=error)
+                error = ApiError(500, "internal error; the server's log has the details.", code="internal_error")
+            yield answer_format.failure(error)
 
     @contextmanager
     def _under_one_version(self, job: Job) -> Iterator[Job]:

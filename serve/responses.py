@@ -180,7 +180,8 @@ class ResponsesRoute:
     async def responses(self, body: ResponsesRequest, request: Request) -> Response:
         try:
             chat = body.chat()
-            return await self._completions.answer_chat(chat, request, ResponsesFormat(body, chat, self._model))
+            job = await self._completions.chat_job(chat, ResponsesFormat(body, chat, self._model))
+            return await self._completions.answer(request, job)
         except ValidationError as error:
             raise _renamed(from_fault(error.errors(include_url=False, include_input=False)[0])) from None
         except ApiError as error:

@@ -15,8 +15,8 @@ from grpo_pl.callbacks.held_out import ValidateAtBothEnds
 from grpo_pl.callbacks.record import KeepConfiguration
 from grpo_pl.callbacks.termination import StopOnSignal
 from grpo_pl.cli.help_page import split_help
-from grpo_pl.cli.run_folder import TRAINER_DEFAULTS, as_list, follow_launcher, open_run, run_loggers, write_into
-from grpo_pl.cli.trainer import RunCLI, TrainerParser
+from grpo_pl.cli.run_folder import as_list, follow_launcher, open_run, run_loggers, write_into
+from grpo_pl.cli.trainer import RunCLI
 from grpo_pl.config.objects import read_tree, values_of
 from grpo_pl.distributed.strategy import is_first_process
 from grpo_pl.training.checks import check_extras, check_length, check_precision, check_strategy
@@ -40,14 +40,8 @@ class RewardModelCLI(RunCLI):
             super().__init__(
                 RewardModelModule,
                 PreferenceData,
-                args=args,
-                save_config_callback=None,
-                trainer_defaults=TRAINER_DEFAULTS,
-                seed_everything_default=0,
-                parser_class=TrainerParser,
+                args,
                 parser_kwargs={"prog": "grpo-pl", "description": "Trains a reward model on pairs of completions."},
-                auto_configure_optimizers=False,
-                load_from_checkpoint_support=False,
             )
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # Lightning's is static

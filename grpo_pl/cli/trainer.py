@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger
 
@@ -67,6 +67,22 @@ class TrainerParser(Parser, LightningArgumentParser):
 class RunCLI(LightningCLI):
     """A LightningCLI whose run has a folder, and which reads tensors and plain values of checkpoints alone."""
 
+    def __init__(
+        self, model: type[LightningModule], data: type[LightningDataModule], args: list[str], **more: Any
+    ) -> None:
+        super().__init__(
+            model,
+            data,
+            args=args,
+            save_config_callback=None,  # written into the run folder by `fit`
+            trainer_defaults=TRAINER_DEFAULTS,
+            seed_everything_default=0,
+            parser_class=TrainerParser,
+            auto_configure_optimizers=False,  # the policy is built later, in configure_model
+            load_from_checkpoint_support=False,
+            **more,
+        )
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(RolloutCheckpoint, "checkpoint")
         parser.add_argument("--runs_dir", type=str, default="runs", help="Folder that holds one folder per run.")
@@ -108,15 +124,9 @@ class GRPOCLI(RunCLI):
             super().__init__(
                 GRPOModule,
                 RolloutDataModule,
+                args,
                 trainer_class=self.trainer_kind,
-                args=args,
-                save_config_callback=None,  # written into the run folder by `fit`
-                trainer_defaults=TRAINER_DEFAULTS,
-                seed_everything_default=0,
-                parser_class=TrainerParser,
                 parser_kwargs={"prog": "grpo-pl", "description": "Trains and validates on a Lightning Trainer."},
-                auto_configure_optimizers=False,  # the policy is built later, in configure_model
-                load_from_checkpoint_support=False,
             )
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # Lightning's is static

@@ -71,8 +71,7 @@ class Workload:
     """Per activation."""
     reference: bool
     checkpointing: bool
-    packed: bool
-    """Rows of one micro-batch share equal prompts and leave padding out; not with activation checkpointing."""
+    """Without it, rows of one micro-batch share equal prompts and leave padding out."""
     offload: bool
     deferred: bool
     engine_bytes: int | None = None
@@ -106,7 +105,7 @@ class Workload:
     @property
     def all_tokens(self) -> int:
         """Tokens of all completions of one process, at full length."""
-        if self.packed and not self.checkpointing:
+        if not self.checkpointing:
             return self.rows // self.group_size * self.prompt_tokens + self.rows * self.completion_tokens
         return self.rows * self.longest
 

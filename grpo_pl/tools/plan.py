@@ -145,7 +145,6 @@ def workload(parts: Any, *, gpus: int, prompt_tokens: int, context: int | None =
         reference=algorithm.needs_reference,
         quantized=model.policy.quantization is not None,
         checkpointing=model.activation_checkpointing,
-        packed=True,
         offload=layout == "fsdp" and arguments.cpu_offload,
         deferred=layout == "fsdp" and arguments.defer_gradient_sync,
         engine_bytes=own,

@@ -39,7 +39,6 @@ class ProblemStatistics:
     """Training problems that were looked at."""
     held_out: int = 0
     """In the smallest set of them."""
-    held_out_sets: int = 1
     repeated: int = 0
     """Training problems that ask what an earlier one asks."""
     leaked: int = 0

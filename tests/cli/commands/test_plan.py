@@ -55,7 +55,6 @@ WORK = Workload(
     compute_bytes=4,
     reference=False,
     checkpointing=False,
-    packed=True,
     offload=False,
     deferred=False,
 )
