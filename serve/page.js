@@ -1,7 +1,9 @@
 // The server's page: asks for a group of samples, shows them as they are drawn, then judged, sorted and counted.
 
 const at = (id) => document.getElementById(id);
-const OPEN = 6;  // groups up to this size begin with all texts open
+const OPEN = 6, FIRST_OPEN = 16;  // groups up to these sizes begin with all texts open, and with the first
+const FIELDS = { n: "Samples", temperature: "Temperature", top_p: "Top-p", max_tokens: "Length", seed: "Seed", tools: "Tools",
+  messages: "Problem", answer: "Gold answer" };  // names in requests, and on the page
 const state = { running: null, model: null, example: null, samples: [], kind: null };
 
 function fail(message) {
@@ -9,9 +11,17 @@ function fail(message) {
   at("error").hidden = false;
 }
 
+// An error of the server with the page's name of the field in place of the request's.
+function inWords({ message, param }) {
+  const path = (param ?? "").split("."), name = path.find((part) => part in FIELDS);
+  if (!name || !message.startsWith(`${param}: `)) return message;
+  const inside = name === "tools" && path.length > 1 ? ` (${path.slice(1).join(".")})` : "";
+  return FIELDS[name] + inside + message.slice(param.length);
+}
+
 async function refusal(response) {
   try {
-    return (await response.json()).error.message;
+    return inWords((await response.json()).error);
   } catch {
     return `the server answered ${response.status}`;
   }
@@ -38,7 +48,7 @@ async function* eventsOf(response) {
       const data = event.replace(/^data: /, "");
       if (data === "[DONE]") { done = true; continue; }
       const parsed = JSON.parse(data);
-      if (parsed.error) throw new Error(parsed.error.message);
+      if (parsed.error) throw new Error(inWords(parsed.error));
       yield parsed;
     }
   }
@@ -107,7 +117,7 @@ function showCode() {
 
 function newSample(index, open) {
   const parts = { number: element("span", { class: "number", text: `#${index + 1}` }), verdict: element("span", { class: "verdict" }),
-    value: element("b") };
+    value: element("b"), gain: element("span", { class: "gain" }) };
   const said = element("code", { class: "said" }), length = element("span", { class: "length" });
   const head = element("button", { type: "button", class: "head", "aria-expanded": String(open) }, ...Object.values(parts));
   const brief = element("p", { class: "brief" }, said, length), turns = element("div");
@@ -115,7 +125,7 @@ function newSample(index, open) {
   const card = element("article", { class: `card sample live${open ? " open" : ""}`, "aria-label": `sample ${index + 1}` },
     head, brief, element("div", { class: "body" }, turns, text));
   head.onclick = () => openCard(card, !card.classList.contains("open"));
-  return { index, card, said, length, turns, text, ...parts, body: card.lastChild, content: "", calls: [], messages: [], finish: null, tokens: 0 };
+  return { index, card, head, said, length, turns, text, ...parts, body: card.lastChild, content: "", calls: [], messages: [], finish: null, tokens: 0 };
 }
 
 function openCard(card, open) {
@@ -143,10 +153,14 @@ function showScore(s, item, objective, largest) {
   Object.assign(s, { correct: item.correct, reward: item.value, advantage: item.advantage });
   s.verdict.textContent = verdict(s);
   s.value.textContent = item.value === null ? "" : String(+item.value.toFixed(3));
+  s.gain.textContent = item.advantage === null ? "" : signed(item.advantage);
+  const told = [`sample ${s.index + 1}`, verdict(s), item.value !== null && `reward ${s.value.textContent}`,
+    item.advantage !== null && `advantage ${s.gain.textContent}`];
+  s.head.setAttribute("aria-label", told.filter(Boolean).join(", "));
   s.card.classList.add(verdictClass(s));
   const facts = element("div", { class: "facts judged" }, chip(verdict(s)));
   facts.firstChild.classList.add("verdict");
-  facts.append(element("span", {}, "reward ", element("b", { text: item.value === null ? "None" : +item.value.toFixed(3) })));
+  facts.append(element("span", {}, "reward ", element("b", { text: item.value === null ? "none" : +item.value.toFixed(3) })));
   if (item.advantage !== null) {
     facts.append(advantage(item.advantage, largest));
     if (objective) facts.append(chip(objective, "the objective that the advantage is of"));
@@ -176,7 +190,7 @@ function groupCharts(samples) {
   if (judged.length > 1) {
     const ks = [...new Set([1, 2, 4, 8, 16, 32, 64].filter((k) => k < judged.length).concat(judged.length))];
     charts.push({ kind: "line", log: true, title: "pass@k", unit: "share", x: "k", note: "", smooth: false,
-      series: [{ label: `${right} of ${judged.length} right`, points: ks.map((k) => [k, passAt(judged.length, right, k)]) }] });
+      series: [{ label: "pass@k", points: ks.map((k) => [k, passAt(judged.length, right, k)]) }] });
   }
   const rewarded = by((s) => s.reward).map((group) => ({ ...group, values: group.values.filter((value) => value != null) })).filter((group) => group.values.length);
   if (rewarded.length) charts.push({ kind: "bars", title: "Rewards", unit: "samples", x: "reward", note: "", ...histogram(rewarded) });
@@ -292,7 +306,8 @@ async function goOn(s, form, reply, signal) {
     for (const old of s.body.querySelectorAll(".judged, .reply")) old.remove();
     s.card.classList.remove("right", "wrong", "not-judged");
     s.card.classList.add("live");
-    s.verdict.textContent = s.value.textContent = "";
+    s.verdict.textContent = s.value.textContent = s.gain.textContent = "";
+    s.head.removeAttribute("aria-label");
     keepTurn(s, "Policy", s.content, s.calls);
     given.forEach(([id, content], i) => keepTurn(s, id === "" ? "You" : s.calls[i].function.name, content, []));
     Object.assign(s, { correct: undefined, reward: undefined, advantage: undefined });
@@ -320,7 +335,7 @@ async function sample(signal) {
   at("result").hidden = false;
   figures(["drawing", `${form.n} sample${form.n === 1 ? "" : "s"}`], ["seed", form.options.seed]);
   const begin = () => {
-    state.samples = Array.from({ length: form.n }, (_, i) => newSample(i, form.n <= OPEN));
+    state.samples = Array.from({ length: form.n }, (_, i) => newSample(i, form.n <= OPEN || (i === 0 && form.n <= FIRST_OPEN)));
     at("samples").replaceChildren(...state.samples.map((s) => s.card));
     showView();
     return state.samples;

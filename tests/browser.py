@@ -42,7 +42,8 @@ const behind = (node) => {
 const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), low = [];
 for (let node = walker.nextNode(); node; node = walker.nextNode()) {
   const holder = node.parentElement;
-  if (!node.textContent.trim() || !holder.checkVisibility() || holder.closest('script, style, option')) continue;
+  const shown = holder.checkVisibility({opacityProperty: true, visibilityProperty: true});
+  if (!node.textContent.trim() || !shown || holder.closest('script, style, option')) continue;
   const style = getComputedStyle(holder), back = behind(holder);
   const ink = over(parse(holder instanceof SVGElement ? style.fill : style.color), back);
   const [a, b] = [light(ink), light(back)], ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);

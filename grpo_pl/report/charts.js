@@ -7,6 +7,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const SERIES = 6;  // colours; neighbours also differ by their dashes
 const DASHES = [["", "solid"], ["7 3", "dashed"], ["2 3", "dotted"]];
 const RIGHT = 12, TOP = 8, BOTTOM = 34;
+const WIDEST = 72;  // of a bar, so that equal values are no solid block
 
 function element(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
@@ -186,16 +187,16 @@ function barChart(chart, svg) {
   const totals = chart.labels.map((_, i) => chart.series.map((one) => one.values[i]).reduce(join, 0));
   const most = Math.max(1, ...totals), count = chart.labels.length;
   const { x, y, left, width, height } = frame(chart, svg, [0, most * 1.05], (from, to) => (i) => from + ((to - from) * i) / count);
-  const room = x(1) - x(0), gap = Math.min(3, room * 0.15), bottom = height - BOTTOM;
+  const room = x(1) - x(0), wide = Math.min(room - Math.min(3, room * 0.15), WIDEST), bottom = height - BOTTOM;
   const every = Math.ceil((Math.max(...chart.labels.map((label) => label.length)) * 6.6 + 8) / room);
   chart.labels.forEach((label, i) => {
     if (i % every === 0) shape("text", { x: x(i) + room / 2, y: bottom + 14, "text-anchor": "middle", text: label }, svg);
     let base = 0;
-    const bar = chart.side ? (room - gap) / chart.series.length : room - gap;
+    const bar = chart.side ? wide / chart.series.length : wide;
     chart.series.forEach((one, index) => {
       const value = one.values[i];
       if (!value) return;
-      const top = y(base + value), at = x(i) + gap / 2 + (chart.side ? index * bar : 0);
+      const top = y(base + value), at = x(i) + (room - wide) / 2 + (chart.side ? index * bar : 0);
       shape("rect", { class: "fill", style: color(one, index), x: at, width: bar, y: top, height: y(base) - top }, svg);
       if (!chart.side) base += value;
     });
@@ -299,11 +300,18 @@ const lastOf = (chart, one) => {
   return one.points.length ? format(one.points[one.points.length - 1][1]) : "–";
 };
 
+// A line of pass@k is read at its end, the largest k.
+const legendOf = (chart, one) => {
+  if (chart.x !== "k") return one.label;
+  const end = `pass@${one.points[one.points.length - 1][0]}`;
+  return one.label === "pass@k" ? end : `${one.label}, ${end}`;
+};
+
 function chartCard(chart) {
   const legend = element("div", { class: "legend" });
   (chart.series ?? []).forEach((one, index) => {
     const line = (chart.kind ?? "line") === "line" ? `border-top-style: ${dash(index)[1]}` : "border-top-width: 8px";
-    legend.append(element("span", { style: color(one, index) }, element("i", { style: line }), one.label, element("b", { text: lastOf(chart, one) })));
+    legend.append(element("span", { style: color(one, index) }, element("i", { style: line }), legendOf(chart, one), element("b", { text: lastOf(chart, one) })));
   });
   if (chart.kind === "map") legend.append(element("span", { class: "ramp" }, "0 right", element("i"), "all right"));
   const card = element("figure", { class: "card chart" }, element("h3", {}, chart.title, " ", element("small", { text: chart.unit })),

@@ -135,7 +135,7 @@ def _training_lines(names: Collection[str]) -> list[Lines]:
 
 
 def status_charts(columns: Mapping[str, Points]) -> Iterable[Chart]:
-    """For each reward the share of each of its statuses, and for all of them the share of None."""
+    """For each reward the share of each of its statuses, and for all of them the share that it could not judge."""
     rewards = dict.fromkeys(
         name.split("/")[1] for name in columns if name.startswith("rewards/") and "/status/" in name
     )
@@ -152,9 +152,12 @@ def status_charts(columns: Mapping[str, Points]) -> Iterable[Chart]:
         missing.append(Series(label=reward, points=none))
         yield Chart(
             title=f"Statuses: {reward}",
-            note="what became of the completions that it judged; None leaves them out of the loss",
+            note="what became of the completions; those that it could not judge are left out of the loss",
             series=[
-                Series(label=f"{status.replace('_', ' ')}{' (None)' if status in WITHOUT_VALUE else ''}", points=points)
+                Series(
+                    label=f"{status.replace('_', ' ')}{' (not judged)' if status in WITHOUT_VALUE else ''}",
+                    points=points,
+                )
                 for status, points in shares.items()
             ],
             kind="stack",
@@ -162,7 +165,7 @@ def status_charts(columns: Mapping[str, Points]) -> Iterable[Chart]:
             smooth=False,
         )
     yield Chart(
-        title="Rewards of None",
+        title="Not judged",
         note="completions that a reward could not judge for no fault of theirs",
         series=missing,
         unit="share",
@@ -280,7 +283,7 @@ def thinned(chart: Chart) -> Chart:
         Series(
             label=one.label,
             points=[_mean(one.points[i : i + size]) for i in range(0, len(one.points), size)],
-            band=[(x, _short(low), _short(high)) for x, low, high in one.band],
+            band=[(x, short(low), short(high)) for x, low, high in one.band],
             color=one.color,
         )
         for one in chart.series
@@ -290,8 +293,9 @@ def thinned(chart: Chart) -> Chart:
 
 
 def _mean(points: Points) -> tuple[int, float]:
-    return points[len(points) // 2][0], _short(fmean(value for _, value in points))
+    return points[len(points) // 2][0], short(fmean(value for _, value in points))
 
 
-def _short(value: float) -> float:
-    return float(f"{value:.9g}")  # as exact as float32, so that three digits are those of the tiles
+def short(value: float) -> float:
+    """The number to nine digits, as exact as float32."""
+    return float(f"{value:.9g}")

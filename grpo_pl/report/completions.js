@@ -93,7 +93,7 @@ const chip = (text, title = null) => element("span", { class: "chip", title, tex
 
 function rewardChips(rewards) {
   return Object.entries(rewards).map(([name, score]) => {
-    const value = score.value === null ? "None" : +score.value.toFixed(3);
+    const value = score.value === null ? "none" : +score.value.toFixed(3);
     return chip(`${name} ${value}${score.status === "ok" ? "" : ` ${words(score.status)}`}`, score.detail || null);
   });
 }
@@ -131,7 +131,7 @@ function completionCard(one, largest, same = 0) {
   const facts = element("div", { class: "facts" }, element("span", { class: "chip verdict", text: verdict(one) }));
   if (same) facts.append(chip(`${same + 1} equal texts`));
   if (one.reward !== undefined) {
-    facts.append(element("span", {}, "reward ", element("b", { text: one.reward === null ? "None" : one.reward.toFixed(2) })));
+    facts.append(element("span", {}, "reward ", element("b", { text: one.reward === null ? "none" : one.reward.toFixed(2) })));
   }
   if (one.advantage != null) facts.append(advantage(one.advantage, largest));
   facts.append(...rewardChips(one.rewards ?? {}));

@@ -22,13 +22,21 @@ const countOf = (completions) => (judges(completions) ? `${rightOf(completions)}
 // Rewards differ, so there is something to learn from this group.
 const mixed = (group) => new Set(group.completions.filter((one) => one.reward !== null).map((one) => one.reward)).size > 1;
 
+// Numbers are written as in the legends of charts.
+const digits = (value) => (typeof value === "number" ? format(value) : value);
+
+function noteOf({ note, first, interval }) {
+  const since = first === undefined ? [] : [`from ${format(first)}`];
+  return [note, ...since].filter(Boolean).join(", ") + (interval ? ` (95 %: ${interval.map(format).join("–")})` : "");
+}
+
 function showTop() {
   get("name").textContent = run.name;
   get("warning").textContent = run.warning;
   get("warning").hidden = !run.warning;
   get("tiles").replaceChildren(...run.tiles.map((tile) => element("div", { class: "tile" },
-    element("div", { class: "label", text: tile.label }), element("div", { class: "value", text: tile.value }),
-    element("div", { class: "note", text: tile.note }))));
+    element("div", { class: "label", text: tile.label }), element("div", { class: "value", text: digits(tile.value) }),
+    element("div", { class: "note", text: noteOf(tile) }))));
   const [head, ...body] = run.facts;
   if (body.length && head.length === 2) {  // one run
     get("facts").replaceChildren(element("dl", { class: "card facts-list" }, ...body.map(([name, value]) =>
@@ -73,11 +81,7 @@ function showHeldOut() {
   document.querySelector("nav a").hidden = get("held-out").hidden;
   if (charts.length) showCharts(charts, get("held-out-charts"));
   if (!answers.problems.length) return;
-  const rightShare = (completions) => rightOf(completions) / completions.length;
-  const share = (side) => (side ? (judges(side.completions) ? rightShare : meanOf)(side.completions) : 0);
-  const change = (problem) => Math.abs(share(problem.sides[problem.sides.length - 1]) - share(problem.sides[0]));
-  const ordered = [...answers.problems].sort((a, b) => change(b) - change(a));
-  const items = ordered.map((problem) => {
+  const items = answers.problems.map((problem) => {
     const counts = problem.sides.map((side) => (side ? countOf(side.completions) : "–")).join(run.runs > 1 ? " · " : " → ");
     const item = element("details", { class: "card problem" },
       element("summary", {}, element("b", { class: "counts", text: counts }), " ", element("span", { class: "question", text: problem.question })));
@@ -90,8 +94,9 @@ function showHeldOut() {
   });
   items[0].open = true;
   const asked = answers.problems.some((problem) => problem.sides.some((side) => side && judges(side.completions)));
+  const first = run.runs > 1 ? "where only the last run is right" : "what was wrong and became right";
   get("answers").replaceChildren(element("h3", {}, answers.title, " ",
-    element("small", { text: `${asked ? "right of the" : "mean reward of the"} sampled completions; where they differ most first` })), ...items);
+    element("small", { text: `${asked ? "right of the" : "mean reward of the"} sampled completions; first ${first}, then where they differ most` })), ...items);
 }
 
 function showSamples(rollouts) {

@@ -16,7 +16,7 @@ from grpo_pl.evaluation.curves import Points, no_signal, read_curves
 from grpo_pl.files.rows import Row, line_name, read_lines, read_object
 from grpo_pl.files.runs import RunFolder, flat_settings, read_settings
 from grpo_pl.files.writing import staged
-from grpo_pl.report.charts import charts, compared_held_out, comparison_charts, held_out_charts
+from grpo_pl.report.charts import charts, compared_held_out, comparison_charts, held_out_charts, short
 from grpo_pl.report.problems import before_and_after, length_chart, problem_charts, side_by_side
 
 STYLE, SCRIPT = "theme.css", ("charts.js", "completions.js")
@@ -111,8 +111,7 @@ def comparison_data(runs: Mapping[str, RunFolder]) -> dict[str, Any]:
     for name, of in columns.items():  # the held-out metric of each run, or its reward where there is none
         key = next((key for key in ("val/pass@1", "val/greedy", "val/reward", "reward") if key in of), None)
         if key is not None:
-            note = f"{key.removeprefix('val/')}, from {of[key][0][1]:.3f}"
-            last.append({"label": name, "value": f"{of[key][-1][1]:.3f}", "note": note})
+            last.append({"label": name, "note": key.removeprefix("val/"), **_ends(of[key])})
     known = {name: {key: value for key, value in facts(run)} for name, run in runs.items()}
     keys = dict.fromkeys(key for each in known.values() for key in each)
     return {
@@ -185,16 +184,19 @@ def facts(run: RunFolder) -> list[list[str]]:
     return [*map(list, shown.items()), *([["resumed", ", ".join(again)]] if again else [])]
 
 
-def tiles(columns: Mapping[str, Points], validations: Sequence[Row] = ()) -> list[dict[str, str]]:
+def _ends(points: Points) -> dict[str, float]:
+    return {"first": short(points[0][1]), "value": short(points[-1][1])}
+
+
+def tiles(columns: Mapping[str, Points], validations: Sequence[Row] = ()) -> list[dict[str, Any]]:
     """The numbers at the top of the page."""
-    found = []
+    found: list[dict[str, Any]] = []
     labels = {"val/pass@1": "pass@1, sampled", "val/greedy": "greedy", "val/reward": "reward, held out"}
     for name, label in {**labels, "reward": "reward"}.items():
         if name in columns:
-            first, last = columns[name][0][1], columns[name][-1][1]
             measured = validations[-1]["metrics"].get(name) if validations else None
-            interval = f" (95 %: {measured['low']:.3f}–{measured['high']:.3f})" if measured else ""
-            found.append({"label": label, "value": f"{last:.3f}", "note": f"from {first:.3f}{interval}"})
+            interval = {"interval": [short(measured["low"]), short(measured["high"])]} if measured else {}
+            found.append({"label": label, **_ends(columns[name]), **interval})
     if "step_time" in columns:
         seconds = sum(value for _, value in columns["step_time"])
         count = len(columns["step_time"])

@@ -77,20 +77,10 @@ def _rate(counts: Sequence[int] | None) -> float | None:
 
 
 def before_and_after(validations: Sequence[Row]) -> dict[str, Any]:
-    """The completions of the first and the last validation of one run, problem by problem; first those whose first
-    completion, which has the same draw in both, was wrong and became right."""
+    """The completions of the first and the last validation of one run, problem by problem."""
     with_answers = [row for row in validations if row.get("answers")]
     ends = {f"rollout {row['step']}": row for row in (*with_answers[:1], *with_answers[-1:])}
-    sides = _sides("Before and after", ends)
-    sides["problems"].sort(key=lambda problem: not _learnt(*problem["sides"]) if len(ends) == 2 else True)
-    return sides
-
-
-def _learnt(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> bool:
-    if before is None or after is None or not (before["completions"] and after["completions"]):
-        return False
-    first, last = before["completions"][0], after["completions"][0]
-    return first.get("correct") is False and last.get("correct") is True
+    return _sides("Before and after", ends)
 
 
 def side_by_side(runs: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
@@ -110,7 +100,25 @@ def _sides(title: str, ends: Mapping[str, Row]) -> dict[str, Any]:
             drawn = {"completions": [_shown(one) for one in each["completions"]]}
             greedy = {"greedy": _shown(each["greedy"])} if "greedy" in each else {}
             entry["sides"][number] = {**drawn, **greedy}
-    return {"title": title, "times": list(ends), "problems": list(problems.values())}
+    ordered = sorted(problems.values(), key=lambda problem: _difference(problem["sides"][0], problem["sides"][-1]))
+    return {"title": title, "times": list(ends), "problems": ordered}
+
+
+def _difference(first: Mapping[str, Any] | None, last: Mapping[str, Any] | None) -> tuple[bool, float]:
+    """Sorts problems: first those of which the completion that is shown, greedy or the first, which has the same draw
+    on both sides, was wrong and became right; then those whose share of right completions differs most."""
+    before, after = (
+        {} if side is None else side.get("greedy") or next(iter(side["completions"]), {}) for side in (first, last)
+    )
+    learnt = before.get("correct") is False and after.get("correct") is True
+    return not learnt, -abs(_share(last) - _share(first))
+
+
+def _share(side: Mapping[str, Any] | None) -> float:
+    """Of right completions; where no reward says what is right, the mean reward."""
+    completions = [] if side is None else side["completions"]
+    values = [one["correct"] is True if "correct" in one else one["rewards"]["reward"]["value"] for one in completions]
+    return sum(float(value or 0.0) for value in values) / max(1, len(values))
 
 
 def _shown(one: Mapping[str, Any]) -> dict[str, Any]:

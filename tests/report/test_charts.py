@@ -71,8 +71,8 @@ def test_statuses_are_shares_of_what_a_reward_judged_and_none_is_counted_apart()
     math, form, none = status_charts(columns)
     assert {series.label: series.points for series in math.series} == {
         "ok": [(1, 0.75), (2, 0.5)],
-        "bad gold (None)": [(1, 0.0), (2, 0.25)],
-        "unavailable (None)": [(1, 0.25), (2, 0.25)],
+        "bad gold (not judged)": [(1, 0.0), (2, 0.25)],
+        "unavailable (not judged)": [(1, 0.25), (2, 0.25)],
     }
     assert (math.kind, math.title, form.title) == ("stack", "Statuses: math", "Statuses: form")
     assert {series.label: series.points for series in none.series} == {

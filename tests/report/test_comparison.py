@@ -20,7 +20,7 @@ def test_settings_that_differ_stand_side_by_side(runs: list[RunFolder]) -> None:
     data = comparison_data({run.path.name: run for run in runs})
     assert data["differences"] == [["setting", "a", "b"], ["model.seed", "0", "1"]]
     assert ["seed", "0", "1"] in data["facts"] and data["facts"][0] == ["", "a", "b"]
-    assert [(tile["label"], tile["value"]) for tile in data["tiles"]] == [("a", "0.700"), ("b", "0.700")]
+    assert [(tile["label"], tile["value"]) for tile in data["tiles"]] == [("a", 0.7), ("b", 0.7)]
 
 
 def test_runs_of_one_name_bear_that_of_their_folder(tmp_path: Path) -> None:

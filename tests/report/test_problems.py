@@ -51,15 +51,22 @@ def test_completions_stand_side_by_side_before_and_after() -> None:
 
 
 def test_what_was_wrong_and_became_right_stands_first() -> None:
-    def row(step: int, **verdicts: bool) -> dict[str, Any]:
-        asked = [
-            {"group": "val", "question": name, "answer": "2", "completions": [_answer("x", verdict)]}
-            for name, verdict in verdicts.items()
-        ]
+    """Letters are completions in the order of their draws, right or wrong; a greedy one stands after a dot."""
+
+    def row(step: int, **verdicts: str) -> dict[str, Any]:
+        asked: list[dict[str, Any]] = []
+        for name, said in verdicts.items():
+            sampled, _, greedy = said.partition(".")
+            drawn = {"completions": [_answer("x", letter == "r") for letter in sampled]}
+            asked.append({"group": "val", "question": name, "answer": "2", **drawn})
+            if greedy:
+                asked[-1]["greedy"] = _answer("x", greedy == "r")
         return {"step": step, "answers": asked}
 
-    found = before_and_after([row(0, a=True, b=False, c=False, d=True), row(9, a=True, b=False, c=True, d=False)])
-    assert [problem["question"] for problem in found["problems"]] == ["c", "a", "b", "d"]
+    before = row(0, same="rr", more="rwww", learnt="wrww", greedy="rwww.w", lost="rrrr")
+    after = row(9, same="rr", more="rrrr", learnt="rrww", greedy="wwww.r", lost="wwww")
+    found = before_and_after([before, after])
+    assert [problem["question"] for problem in found["problems"]] == ["learnt", "greedy", "lost", "more", "same"]
 
 
 def test_runs_stand_side_by_side_also_where_one_has_none() -> None:

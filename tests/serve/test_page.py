@@ -83,7 +83,8 @@ def test_a_group_is_counted_sorted_and_drawn(page: Browser) -> None:
     assert page.texts("#figures h3") == ["pass@k share", "Rewards samples", "Lengths samples"]
     page.open_details("#figures details")
     rows = page.run("return [...document.querySelectorAll('#figures table')[0].rows].map(r => r.innerText)")
-    assert rows == ["k\t3 of 6 right", "1\t0.500", "2\t0.800", "4\t1.000", "6\t1.000"]  # 1 − C(3, 2) / C(6, 2) = 0.8
+    assert page.texts("#figures .legend")[0] == "pass@61.000"
+    assert rows == ["k\tpass@k", "1\t0.500", "2\t0.800", "4\t1.000", "6\t1.000"]  # 1 − C(3, 2) / C(6, 2) = 0.8
     page.run("const s = document.getElementById('sort'); s.value = 'answer'; s.dispatchEvent(new Event('change'))")
     assert page.texts("article .said") == ["9", "9", "10", "46", "46", "46"]
     page.run("const s = document.getElementById('sort'); s.value = 'reward'; s.dispatchEvent(new Event('change'))")
@@ -118,9 +119,40 @@ def test_it_begins_with_a_problem_of_the_models_own_task(page: Browser) -> None:
     assert "trained with dr_grpo" in page.text("#model")
 
 
-def test_the_first_screen_says_what_the_page_does(page: Browser) -> None:
-    assert "judged by the rewards of the training" in page.text(".about")
+def test_the_first_screen_says_what_the_page_does_and_shows_a_whole_text(page: Browser) -> None:
+    page.show_at(1280, 800)
+    assert "the rewards of the training judge each one" in page.text(".about")
     assert page.run("return document.querySelector('.about a').getAttribute('href')") == "/docs"
+    _say(page, *[r"<think>12+34 is 46</think>\boxed{46}"] * 8)
+    _sample(page, 8)
+    assert page.count("article.open") == 1
+    seen = "const b = document.querySelector(arguments[0]).getBoundingClientRect(); return [b.top, b.bottom]"
+    assert page.text("article.open .text") == r"<think>12+34 is 46</think>\boxed{46}"
+    assert page.run(seen, ".about")[0] >= 0 and page.run(seen, "article.open .text")[1] <= 800
+
+
+def test_every_tile_has_its_advantage(page: Browser) -> None:
+    _say(page, r"\boxed{46}", *[r"\boxed{9}"] * 7)
+    _sample(page, 8)
+    assert page.texts("article .gain") == ["+0.88", *["−0.13"] * 7]  # Dr. GRPO: reward − mean, 1 of 8 right
+    assert page.run("return document.querySelector('article:nth-of-type(2) .head').ariaLabel") == (
+        "sample 2, wrong, reward 0, advantage −0.13"
+    )
+
+
+def test_equal_values_are_no_solid_block(page: Browser) -> None:
+    _say(page, *[r"\boxed{46}"] * 8)
+    _sample(page, 8)
+    widths = "return [...document.querySelectorAll('#figures rect.fill')].map(r => r.getBoundingClientRect().width)"
+    assert page.run(widths) and max(page.run(widths)) < 80
+
+
+def test_on_a_phone_samples_stand_before_charts(page: Browser) -> None:
+    page.show_at(390)
+    _sample(page, 8)
+    top = "return document.querySelector(arguments[0]).getBoundingClientRect().top"
+    tops = [page.run(top, part) for part in ("#group", "#kinds", "#samples", "#figures")]
+    assert tops == sorted(tops)
 
 
 def test_an_answer_goes_with_its_problem(page: Browser) -> None:
@@ -185,6 +217,11 @@ def test_a_refusal_of_the_server_is_shown(page: Browser) -> None:
     page.fill("problem", "π=")
     page.click("#go")
     until(lambda: "does not know the character" in page.text("#error"))
+    assert page.text("#error").startswith("Problem: ")  # and not messages.0.content
+    page.fill("problem", "1+1=")
+    page.fill("max_tokens", "5000")
+    page.click("#go")
+    until(lambda: page.text("#error").startswith("Length: 5000 after a prompt of"))
     assert page.text("#go") == "Sample"
 
 
@@ -270,16 +307,19 @@ def test_sixty_four_samples_fit_a_screen(page: Browser) -> None:
     assert page.count("article.open") == 64 and page.text("#view") == "Show tiles"
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (360, "light"), (360, "dark")])
-def test_it_can_be_read_on_any_screen(page: Browser, width: int, scheme: str) -> None:
-    page.show_at(width, scheme=scheme)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_can_be_read_on_any_screen(page: Browser, scheme: str) -> None:
+    page.show_at(1280, scheme=scheme)
+    assert page.low_contrasts() == []
     _say(page, r"\boxed{46}", r"<think>long</think>\boxed{47}", "x" * 300)
-    _sample(page, 3)
+    _sample(page, 8)
     page.open_details()
     page.run("fail('something')")
-    assert page.low_contrasts() == []
-    assert page.overflow() <= 0
-    assert page.nameless() == []
+    for width in (1280, 390, 360):
+        page.show_at(width, scheme=scheme)
+        assert page.low_contrasts() == []
+        assert page.overflow() <= 0
+        assert page.nameless() == []
 
 
 def test_the_keyboard_is_enough(page: Browser) -> None:
@@ -287,7 +327,7 @@ def test_the_keyboard_is_enough(page: Browser) -> None:
     page.run("document.getElementById('problem').focus()")
     page.press(*["Tab"] * 7)  # the answer, and five settings
     assert page.run("return document.activeElement.id") == "go"
-    page.run("document.getElementById('n').value = 7")
+    page.run("document.getElementById('n').value = 17")
     page.press("Enter")
     until(lambda: "tokens" in page.text("#group"))
     page.run("document.getElementById('view').focus()")
