@@ -44,7 +44,8 @@ def main() -> None:
     figure, axes = plt.subplots(1, len(PANELS), figsize=(10, 2.8), layout="constrained")
     for axis, (title, names) in zip(axes, PANELS.items(), strict=True):
         for name, label in names.items():
-            axis.plot(*zip(*points[name], strict=True), label=label, marker="o" if name.startswith("val/") else "")
+            x, y = zip(*points.get(name, [(0, float("nan"))]), strict=True)  # a short run may have no wrong answer
+            axis.plot(x, y, label=label, marker="o" if name.startswith("val/") else "")
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("rollout", fontsize=9)
         axis.grid(alpha=0.3)

@@ -1,16 +1,17 @@
-"""Draws the curves of ``benchmarks/real.py curve``: right answers to held-out problems over time and over tokens.
+"""Draws how a pretrained model learns word problems over time: right answers to three sets of held-out problems.
 
-Run ``python docs/plots/real.py RECORD.json`` with its record, or with several; folders of runs of ``grpo-pl fit
---config configs/smollm2.yaml`` may stand beside them. Writes ``docs/images/real.png``.
+Run ``python docs/plots/real.py RECORD.json …`` with records of ``benchmarks/real.py curve`` and of several seeds of
+``configs/smollm2.yaml``; writes ``docs/images/real.png``.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -19,79 +20,79 @@ from matplotlib import pyplot as plt
 
 CONTENDERS = {"ours": ("grpo_pl", "#0072b2"), "trl_tuned": ("TRL, tuned", "#d55e00")}
 SETS = {
-    "numbers": ("numbers never seen", "-"),
-    "wordings": ("wordings never seen", "--"),
-    "two_step": ("two steps", ":"),
+    "numbers": ("val/pass@1", "unseen numbers"),
+    "wordings": ("val/wordings/pass@1", "unseen wordings"),
+    "two_step": ("val/two_step/pass@1", "two steps"),
 }
+"""Set -> its metric in a run, and its title."""
 
 Point = dict[str, float]
-"""``minutes`` of training, ``tokens`` in thousands, and the share of right answers by set."""
+"""``minutes`` of training, number of ``problems``, and the share of right answers by set."""
 
 
-def of_record(file: Path) -> list[tuple[str, list[Point]]]:
-    """Contender and points of each run."""
-    runs = json.loads(file.read_text())["runs"]
+def read(records: Sequence[Path], seeds: Sequence[int]) -> list[tuple[str, list[Point]]]:
+    """Contender and points of each run; of the recipe those of ``seeds``."""
+    runs = [run for record in records for run in json.loads(record.read_text())["runs"]]
     return [
-        (
-            run["contender"],
-            [
-                {
-                    "minutes": point["seconds"] / 60,
-                    "tokens": point["tokens"] / 1000,
-                    **{name: point[name]["right"] for name in SETS},
-                }
-                for point in run["points"]
-            ],
-        )
+        (run["contender"], of_curve(run)) if "points" in run else ("ours", of_recipe(run))
         for run in runs
+        if "points" in run or run["seed"] in seeds
     ]
 
 
-def of_run(folder: Path) -> list[Point]:
-    """Points of a run folder; its validations count no time."""
-    points, seconds, tokens = [], 0.0, 0.0
-    with (folder / "metrics.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            if row.get("step_time"):
-                seconds, tokens = seconds + float(row["step_time"]), float(row["num_tokens"])
-            if row.get("val/pass@1"):
-                columns = {
-                    "numbers": "val/pass@1",
-                    **{name: f"val/{name}/pass@1" for name in SETS if name != "numbers"},
-                }
-                right = {name: float(row[column]) for name, column in columns.items()}
-                points.append({"minutes": seconds / 60, "tokens": tokens / 1000, **right})
-    return points
+def of_curve(run: Mapping[str, Any]) -> list[Point]:
+    """Points of a run of ``benchmarks/real.py curve``."""
+    return [
+        {
+            "minutes": point["seconds"] / 60,
+            "problems": point["numbers"]["problems"],
+            **{name: point[name]["right"] for name in SETS},
+        }
+        for point in run["points"]
+    ]
 
 
-def read(places: Sequence[Path]) -> list[tuple[str, list[Point]]]:
-    return [run for place in places for run in ([("ours", of_run(place))] if place.is_dir() else of_record(place))]
+def of_recipe(run: Mapping[str, Any]) -> list[Point]:
+    """Points of a run of the recipe: of 100 problems on the way, of 400 at the end."""
+    seconds = [0.0, *accumulate(run["step_time"])]
+    steps = [step for step, _ in run["held_out_100"]["val/pass@1"]]
+    points = [
+        {
+            "minutes": seconds[step] / 60,
+            "problems": 100,
+            **{name: run["held_out_100"][metric][i][1] for name, (metric, _) in SETS.items()},
+        }
+        for i, step in enumerate(steps)
+    ]
+    at_the_end = {name: run["after_400"][metric][0] for name, (metric, _) in SETS.items()}
+    return [*points[:-1], {**points[-1], "problems": 400, **at_the_end}]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("places", type=Path, nargs="+", help="records of benchmarks/real.py curve, and run folders")
+    parser.add_argument("records", type=Path, nargs="+")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 2], help="runs of the recipe whose times count")
     parser.add_argument("--output", type=Path, default=Path(__file__).parents[1] / "images" / "real.png")
     arguments = parser.parse_args()
-    runs = read(arguments.places)
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained", sharey=True)
-    for axis, unit, label in zip(axes, ("minutes", "tokens"), ("minutes of training", "thousand tokens"), strict=True):
+    figure, axes = plt.subplots(1, len(SETS), figsize=(10, 3), layout="constrained", sharey=True)
+    for axis, (name, (_, title)) in zip(axes, SETS.items(), strict=True):
         drawn: set[str] = set()
-        for contender, points in runs:
-            name, colour = CONTENDERS[contender]
-            for part, (meaning, style) in SETS.items():
-                x, y = [point[unit] for point in points], [point[part] for point in points]
-                legend = f"{name}: {meaning}"
-                axis.plot(
-                    x, y, style, color=colour, marker=".", linewidth=1.2, label=None if legend in drawn else legend
-                )
-                drawn.add(legend)
-        axis.set_xlabel(label, fontsize=9)
+        for contender, points in read(arguments.records, arguments.seeds):
+            label, colour = CONTENDERS[contender]
+            x, y = [point["minutes"] for point in points], [point[name] for point in points]
+            axis.plot(x, y, color=colour, linewidth=1.4, label=None if label in drawn else label)
+            sizes = [34 if point["problems"] >= 400 else 9 for point in points]
+            axis.scatter(x, y, sizes, color=colour, zorder=3)
+            drawn.add(label)
+        axis.set_title(title, loc="left", fontsize=10)
+        axis.set_xlabel("minutes of training", fontsize=9)
         axis.set_ylim(0.5, 1.01)
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_title("right answers to held-out problems, sampled", loc="left", fontsize=10)
-    axes[1].legend(frameon=False, fontsize=8)
+    axes[0].set_ylabel("right answers, sampled", fontsize=9)
+    axes[0].legend(frameon=False, fontsize=9, loc="lower right")
+    told = "each line: 60 rollouts of 64\nlarge dots: 400 problems\nsmall dots: 100 problems"
+    axes[1].annotate(told, (0.98, 0.03), xycoords="axes fraction", ha="right", fontsize=8, color="#555555")
     figure.savefig(arguments.output, dpi=110)
 
 

@@ -24,7 +24,6 @@ from grpo_pl.rewards.base import Score
 from grpo_pl.training.optimization import Optimization
 
 ROOT = Path(__file__).parents[2]
-SHARES = {"numbers": 0.25, "wordings": 0.125, "two_step": 0.5}
 CHAT = "You add.\n{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
 
@@ -308,30 +307,20 @@ def test_held_out_problems_are_those_of_the_recipe(real: Any, work: Any) -> None
 # --- picture ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_picture_is_drawn_from_records_and_run_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_picture_is_drawn_from_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each run of the recipe the end is that on 400 problems, and seed 1, whose times mean nothing, is left out."""
     pytest.importorskip("matplotlib", reason="plots need matplotlib")
     spec = importlib.util.spec_from_file_location("real_plot", ROOT / "docs" / "plots" / "real.py")
     assert spec is not None and spec.loader is not None
     plot = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(plot)
-    points = [
-        {"seconds": 60 * i, "tokens": 1000 * i} | {name: {"right": i * share} for name, share in SHARES.items()}
-        for i in range(3)
-    ]
-    record, run = tmp_path / "curve.json", tmp_path / "run"
-    record.write_text(json.dumps({"runs": [{"contender": "trl_tuned", "seed": 0, "points": points}]}))
-    run.mkdir()
-    (run / "metrics.csv").write_text(
-        "step,step_time,num_tokens,val/pass@1,val/wordings/pass@1,val/two_step/pass@1\n"
-        "0,,,0.1,0.2,0\n1,30,500,,,\n2,60,1500,,,\n2,,,0.5,0.4,0.3\n"
-    )
-    assert plot.read([record, run]) == [
-        ("trl_tuned", [{"minutes": i, "tokens": i} | {n: i * share for n, share in SHARES.items()} for i in range(3)]),
-        ("ours", [
-            {"minutes": 0, "tokens": 0, "numbers": 0.1, "wordings": 0.2, "two_step": 0},
-            {"minutes": 1.5, "tokens": 1.5, "numbers": 0.5, "wordings": 0.4, "two_step": 0.3},
-        ]),
-    ]  # fmt: skip
-    monkeypatch.setattr(sys, "argv", ["real.py", str(record), str(run), "--output", str(tmp_path / "real.png")])
+    results = ROOT / "benchmarks" / "results"
+    records = [results / f"2026-11-25-{name}-zen4.json" for name in ("real-curve", "smollm2")]
+    theirs, first, third = plot.read(records, [0, 2])
+    assert (theirs[0], theirs[1][-1]["numbers"], theirs[1][-1]["problems"]) == ("trl_tuned", 0.94, 400)
+    assert [point["numbers"] for point in first[1]] == [0.77, 0.98, 0.9, 0.99, 0.968]
+    assert [point["problems"] for point in third[1]] == [100, 100, 100, 100, 400]
+    assert third[1][-1]["minutes"] == pytest.approx(310.49 / 60) and third[1][-1]["two_step"] == 0.943
+    monkeypatch.setattr(sys, "argv", ["real.py", *map(str, records), "--output", str(tmp_path / "real.png")])
     plot.main()
     assert (tmp_path / "real.png").read_bytes().startswith(b"\x89PNG")

@@ -77,6 +77,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+def test_a_run_is_drawn(folder: Path) -> None:
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    command = ["docs/plots/quickstart.py", folder / "runs" / "quickstart", "--output", folder / "run.png"]
+    subprocess.run([sys.executable, *command], cwd=ROOT, check=True)
+    assert (folder / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_own_data(folder: Path) -> None:
     _run(_commands("Your own data"), folder)
     completions = (folder / "runs" / "my_data" / "completions.jsonl").read_text()
