@@ -117,15 +117,15 @@ function showCode() {
 
 function newSample(index, open) {
   const parts = { number: element("span", { class: "number", text: `#${index + 1}` }), verdict: element("span", { class: "verdict" }),
-    value: element("b"), gain: element("span", { class: "gain" }) };
-  const said = element("code", { class: "said" }), length = element("span", { class: "length" });
+    value: element("b") };
+  const said = element("code", { class: "said" }), gain = element("span", { class: "gain" }), length = element("span", { class: "length" });
   const head = element("button", { type: "button", class: "head", "aria-expanded": String(open) }, ...Object.values(parts));
-  const brief = element("p", { class: "brief" }, said, length), turns = element("div");
+  const brief = element("p", { class: "brief" }, said, gain, length), turns = element("div");
   const text = element("div", { class: "text", tabindex: 0, role: "group", "aria-label": `text of sample ${index + 1}` });
   const card = element("article", { class: `card sample live${open ? " open" : ""}`, "aria-label": `sample ${index + 1}` },
     head, brief, element("div", { class: "body" }, turns, text));
   head.onclick = () => openCard(card, !card.classList.contains("open"));
-  return { index, card, head, said, length, turns, text, ...parts, body: card.lastChild, content: "", calls: [], messages: [], finish: null, tokens: 0 };
+  return { index, card, head, said, gain, length, turns, text, ...parts, body: card.lastChild, content: "", calls: [], messages: [], finish: null, tokens: 0 };
 }
 
 function openCard(card, open) {

@@ -23,19 +23,34 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 from tests.browser import Browser, until  # noqa: E402 - a path that is not installed
 
-SCREENS = {"": (1280, 900), "-phone": (390, 844)}
+SCREENS = {"": (1280, 900), "-phone": (390, 1500)}
 """Ending of a picture's name -> width and height in pixels."""
 
 
-def sampled(browser: Browser, address: str, problem: str, answer: str, seed: int, n: int = 8) -> None:
+def sampled(
+    browser: Browser, address: str, problem: str, answer: str, seed: int, temperature: float, n: int = 8
+) -> None:
     """Opens the server's page and waits for a judged group."""
     browser.open(address)
     until(lambda: browser.text("#model"))
-    for field, value in {"problem": problem, "answer": answer, "seed": str(seed), "n": str(n)}.items():
+    for field, value in {
+        "problem": problem,
+        "answer": answer,
+        "seed": str(seed),
+        "temperature": str(temperature),
+        "n": str(n),
+    }.items():
         browser.fill(field, value)
     browser.click("#go")
     until(lambda: "tokens" in browser.text("#group"))
     browser.run("document.activeElement.blur()")
+
+
+def anew(browser: Browser, address: str) -> None:
+    """Opens the site without what it stored at an earlier visit: the scheme of that one."""
+    browser.open(address)
+    browser.run("localStorage.clear()")
+    browser.open(address)
 
 
 def save(browser: Browser, name: str, folder: Path) -> None:
@@ -54,16 +69,18 @@ def main() -> None:
     parser.add_argument("--problem", default="347+285=")
     parser.add_argument("--answer", default="632")
     parser.add_argument("--seed", type=int, default=11)
+    parser.add_argument("--temperature", type=float, default=1.3, help="so that some samples are wrong")
     parser.add_argument("--name", default="serve", help="beginning of the names of the server's pictures")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "images")
     given = parser.parse_args()
     pages: dict[str, Callable[[Browser], None]] = {}
     if given.server:
-        pages[given.name] = lambda b: sampled(b, given.server, given.problem, given.answer, given.seed)
+        asked = (given.server, given.problem, given.answer, given.seed, given.temperature)
+        pages[given.name] = lambda b: sampled(b, *asked)
     if given.report:
         pages["report"] = lambda b: b.open(given.report.resolve().as_uri())
     if given.site:
-        pages["site"] = lambda b: b.open((given.site / "index.html").resolve().as_uri())
+        pages["site"] = lambda b: anew(b, (given.site / "index.html").resolve().as_uri())
     with tempfile.TemporaryDirectory() as profile:
         browser = Browser(Path(profile), "--hide-scrollbars")
         for scheme in ("light", "dark"):
@@ -74,7 +91,7 @@ def main() -> None:
                     save(browser, f"{name}{ending}{'-dark' * (scheme == 'dark')}", given.output)
         if given.server:
             browser.show_at(1280, 1000)
-            sampled(browser, given.server, given.problem, given.answer, given.seed, n=64)
+            sampled(browser, *asked, n=64)
             save(browser, f"{given.name}-64", given.output)
         browser.close()
 
