@@ -73,7 +73,7 @@ RUN_BY = {
     "test_help_on_a_part_shows_its_options_alone",
     # other recipes
     r"grpo-pl fit --config configs/(black_box|calculator|frozen_lake|guess_number|distill|preferences)\.yaml": BUILT,
-    r"grpo-pl fit --config configs/(countdown_search|reasoning_gym|self_distill)\.yaml.*": BUILT,
+    r"grpo-pl fit --config configs/(countdown_search|reasoning_gym|self_distill|smollm2_agent)\.yaml.*": BUILT,
     r"grpo-pl fit --config configs/reward_model\.yaml": "tests/training/test_reward_model.py::"
     "test_the_export_scores_held_out_pairs_as_the_run_did",
     r"grpo-pl fit --config mine\.yaml --config early\.yaml": "tests/docs/test_training_page.py::"
