@@ -379,7 +379,7 @@ class _Driver:
         try:
             if self.request.environment.writes_prompt:
                 row.at.dialogue = self._dialogue_with(start.info)
-                row.at.prompt = row.at.dialogue.prompt_ids("", start.observation)
+                row.at.prompt = self._written(row.at.dialogue, start)
             else:
                 row.at.prompt = self.request.dialogue.prompt_ids(row.problem.asked, start.observation)
         except Exception as error:  # a template may raise anything; without the observation it wrote this prompt
@@ -457,13 +457,17 @@ class _Driver:
         """Goes on with another prompt of the row's agent, where there is room for it and an action."""
         dialogue = self._dialogue_with(transition.info)
         try:
-            prompt = dialogue.prompt_ids("", transition.observation)
+            prompt = self._written(dialogue, transition)
         except Exception as error:  # a template may raise anything
             return self._refuse(row, error, blame=self.request.environment.blame)
         if min(row.left, self.request.context) > len(prompt):
             row.begin(_Segment(prompt, dialogue))
         else:
             row.finish = "tokens"
+
+    def _written(self, dialogue: Dialogue, transition: Transition) -> list[int]:
+        """The prompt that an environment has written; the policy starts from a token, also where it says nothing."""
+        return dialogue.prompt_ids("", transition.observation) or [self.request.pad_token_id]
 
     def _dialogue_with(self, info: Mapping[str, Any]) -> Dialogue:
         """The dialogue with the tools that an agent offers; most sessions of a rollout have the same."""

@@ -128,6 +128,11 @@ def branching(task: Any, base_url: str, key: str) -> float:
     return float(sum(answer is not None for answer in [history[1], *answers["A"], *answers["B"]]))
 
 
+def says_nothing(task: Any, base_url: str, key: str) -> None:
+    for text in ("", "go on", ""):
+        ask(base_url, key, [user(text)])
+
+
 def equal_calls(task: Any, base_url: str, key: str) -> None:
     threads = [threading.Thread(target=ask, args=(base_url, key, [user("?")])) for _ in range(4)]
     for thread in threads:

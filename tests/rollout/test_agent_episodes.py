@@ -191,6 +191,13 @@ def test_calls_at_once_may_be_equal_and_draw_other_tokens(
     assert len({prompt for prompt, *_ in segments}) == 1 and len({text for _, text, _ in segments}) == 4
 
 
+def test_a_prompt_without_a_token_costs_no_run(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    agent = AgentEnvironment(agent=f"{AGENTS}:says_nothing")
+    rollout, (episode,) = play(agent, tokenizer, policy, NativeEngine(), length=3)
+    prompts = [prompt for prompt, *_ in parts(rollout, tokenizer)]
+    assert episode.status == "ok" and sorted(prompts) == ["<pad>", "<pad>", "go on"]
+
+
 def test_a_limit_on_tokens_counts_the_prompts_of_segments(
     policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
