@@ -96,7 +96,7 @@ def origin(task: str, rows: int | None, folder: Path) -> str:
     return f"csv:{file}"
 
 
-def run(task: str, seed: int, folder: Path, rows: int | None) -> dict[str, Any]:
+def run(task: str, seed: int, folder: Path, rows: int | None, minutes: float) -> dict[str, Any]:
     """One task with one seed, from nothing."""
     environment = {**os.environ, "GRPO_PL_CACHE": str(folder / "cache")}
     program = [sys.executable, "-m", "grpo_pl"]
@@ -108,7 +108,7 @@ def run(task: str, seed: int, folder: Path, rows: int | None) -> dict[str, Any]:
     ]
     before, asked = _cpu_seconds(), time.perf_counter()
     made = subprocess.run(
-        [*program, "new", "learned", f"--from={origin(task, rows, folder)}"],
+        [*program, "new", "learned", f"--from={origin(task, rows, folder)}", f"--minutes={minutes:g}"],
         check=True,
         cwd=folder,
         env=environment,
@@ -129,6 +129,7 @@ def run(task: str, seed: int, folder: Path, rows: int | None) -> dict[str, Any]:
         "task": task,
         "seed": seed,
         **({} if rows is None else {"rows": rows}),
+        "minutes": minutes,
         "said_by_new": made.stdout.strip().splitlines(),
         "seconds_of_new": round(start - asked, 1),
         "settings": _settings(folder / "learned" / "config.yaml"),
@@ -224,6 +225,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--minutes", type=float, default=6.0, help="of `grpo-pl new`")
     parser.add_argument("--rows", type=int, help="of a file; by default as in TASKS")
     parser.add_argument("--output", type=Path, required=True, help="the record")
     parser.add_argument("--keep", type=Path, help="folder where the run folders stay")
@@ -236,7 +238,7 @@ def main() -> None:
             if any("error" not in row for row in _of(arguments.output, task, seed)):
                 continue
             folder = Path(tempfile.mkdtemp(prefix=f"{task.replace(':', '-')}-{seed}-", dir=arguments.keep))
-            row = run(task, seed, folder, arguments.rows or TASKS.get(task))
+            row = run(task, seed, folder, arguments.rows or TASKS.get(task), arguments.minutes)
             if arguments.keep is None:
                 shutil.rmtree(folder)
             print(json.dumps(row), flush=True)

@@ -24,8 +24,9 @@ START = 15.0
 """Seconds of imports, reading and the first compilation."""
 VALIDATIONS = 4
 """Before the first rollout, after each third of them."""
-COLD_START = 0.5
-"""Share of the time for the cold start: without steps that are mostly right GRPO has nothing to select."""
+COLD_START, COLD_START_PLAYED = 0.5, 0.2
+"""Share of the time for the cold start: without steps that are mostly right GRPO has nothing to select. Random episodes
+of an environment show little more than the form of an action."""
 GROUP = 8
 FEWEST_ROLLOUTS, MOST_ROLLOUTS = 40, 20
 """At least, by smaller rollouts; and at most of each minute."""
@@ -95,18 +96,26 @@ class Plan:
 
 
 def plan(
-    speed: Speed, *, minutes: float, held_out: int, samples: int, shown: int | None = None, asked: int | None = None
+    speed: Speed,
+    *,
+    minutes: float,
+    held_out: int,
+    samples: int,
+    cold_start: float = COLD_START,
+    shown: int | None = None,
+    asked: int | None = None,
 ) -> Plan:
-    """Shares the minutes: ``COLD_START`` of what start and validations leave for the cold start, the rest for rollouts.
+    """Shares the minutes: a part of what start and validations leave for the cold start, the rest for rollouts.
 
     Args:
+        cold_start: that part.
         shown: demonstrations that there are; a cold start makes no more than ``SCRATCH_PASSES`` passes over them. None
             for problems without end.
         asked: problems that rollouts may ask.
     """
     validation = held_out * samples * speed.draw
     left = 60.0 * USED * minutes - START - VALIDATIONS * validation
-    steps = max(1, min(MOST_STEPS, int(COLD_START * left / speed.step)))
+    steps = max(1, min(MOST_STEPS, int(cold_start * left / speed.step)))
     if shown is not None:
         steps = min(steps, max(1, round(SCRATCH_PASSES * shown / SCRATCH_BATCH)))
     left -= steps * speed.step

@@ -24,7 +24,7 @@ from grpo_pl.data.sources import PromptSource
 from grpo_pl.files.writing import staged_folder
 from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.rewards.base import Reward
-from grpo_pl.tools.scaffold.budget import Plan, measure_speed, plan
+from grpo_pl.tools.scaffold.budget import COLD_START, COLD_START_PLAYED, Plan, measure_speed, plan
 from grpo_pl.tools.scaffold.kinds import Draft
 from grpo_pl.tools.scaffold.pretrained import Pretrained, pretrained_config
 from grpo_pl.tools.scaffold.small_policy import measure_texts, shape_for
@@ -172,7 +172,15 @@ def _small_policy(
     write(config)
     policy = yaml.safe_load(file.read_text(encoding="utf-8"))["model"]["policy"]
     speed = measure_speed(PolicyConfig(**{**policy, "characters": None}), demonstrations, written=written)
-    chosen = plan(speed, minutes=minutes, held_out=held_out, samples=samples, shown=demonstrated, asked=asked)
+    chosen = plan(
+        speed,
+        minutes=minutes,
+        held_out=held_out,
+        samples=samples,
+        cold_start=COLD_START if played is None else COLD_START_PLAYED,
+        shown=demonstrated,
+        asked=asked,
+    )
     if demonstrated is not None and asked is not None:
         say(_of_rows(demonstrated, asked, held_out, chosen))
     config |= {"steps": chosen.rollouts, "interval": max(1, chosen.rollouts // 3), "prompts": chosen.prompts}
