@@ -88,7 +88,8 @@ class Plan:
     def table(self) -> str:
         """One line a part, and one for all."""
         parts = self.seconds
-        told = {**parts, f"in all, in {torch.get_num_threads()} threads of this machine": sum(parts.values())}
+        threads = torch.get_num_threads()
+        told = {**parts, f"in all, with {threads} thread{'s' * (threads > 1)} of this machine": sum(parts.values())}
         lines = [f"  {int(s) // 60:3d}:{int(s) % 60:02d}  {what}" for what, s in told.items()]
         if self.speed.busy >= BUSY:
             lines.append(f"Others use this machine now: as it is, all this takes {self.speed.busy:.1f} times as long.")
