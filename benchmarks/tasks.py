@@ -43,8 +43,8 @@ TASKS = {
             "leg_counting",
         )
     },
-    "csv:currency": 2000,
-    "csv:second_largest": 4000,
+    "csv:currency": 1000,
+    "csv:second_largest": 2000,
     "gymnasium:CartPole-v1": None,
 }
 """What a task is made of -> the rows of its file, where it is one."""
