@@ -259,6 +259,12 @@ class CommandLine:
             status = exit_status(lambda: main([verb, *map(str, arguments), f"--runs_dir={runs or self.runs}"]))
         return Outcome(status, out.getvalue(), err.getvalue())
 
+    def done(self, verb: str, *arguments: object, runs: Path | None = None) -> Outcome:
+        """The outcome of a command that must succeed."""
+        outcome = self(verb, *arguments, runs=runs)
+        assert outcome.status == 0, outcome.err
+        return outcome
+
 
 def exit_status(command: Callable[[], int]) -> int:
     """What a shell would see of ``command``."""

@@ -213,8 +213,7 @@ def test_two_processes_draw_what_one_does(command_line: CommandLine, tmp_path: P
             "--trainer.enable_progress_bar=false",
         ),
     ]
-    alone = command_line("fit", *options, "--name=one")
-    assert alone.status == 0, alone.err
+    command_line.done("fit", *options, "--name=one")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "grpo_pl"]
     whole = _completions(command_line.runs / "one")
     assert len(whole) == 16
@@ -253,8 +252,7 @@ def test_a_new_task_for_the_model_is_trained_as_it_stands(command_line: CommandL
     config = tmp_path / "real_stories" / "config.yaml"
     few = ("--data.steps=2", "--data.prompts_per_step=2", "--model.algorithm.group_size=2", "--data.val_prompts=2")
     quiet = ("--trainer.accelerator=cpu", "--trainer.val_check_interval=2", "--trainer.enable_progress_bar=false")
-    done = command_line("fit", "--config", config, *few, *quiet)
-    assert done.status == 0, done.err
+    command_line.done("fit", "--config", config, *few, *quiet)
     written = (command_line.runs / "real_stories" / "completions.jsonl").read_text().splitlines()
     assert len(written) == 8 and all(json.loads(row)["answer"].isdigit() for row in written)
 

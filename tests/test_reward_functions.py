@@ -45,8 +45,7 @@ def test_a_run_hands_over_tokens_and_state_and_keeps_what_is_noted(
     (tmp_path / "mine.py").write_text(FUNCTIONS)
     config = command_line.config("noted", model__rewards=_rewards(tmp_path / "mine.py", "judge", "brevity"))
     options = ["--data.steps=2", f"--name=noted{dynamic}", f"--model.algorithm.dynamic_sampling={dynamic}"]
-    done = command_line("fit", f"--config={config}", *options)
-    assert done.status == 0, done.err
+    command_line.done("fit", f"--config={config}", *options)
     run = command_line.runs / f"noted{dynamic}"
     rows = [json.loads(line) for line in (run / "completions.jsonl").read_text().splitlines()]
     assert rows

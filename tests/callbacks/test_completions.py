@@ -95,7 +95,6 @@ def test_a_resumed_run_writes_each_rollout_once(command_line: Any) -> None:
     for path in (run / "checkpoints").glob("*-000003*"), (run / "checkpoints").glob("*-000004*"):
         for file in path:
             shutil.rmtree(file) if file.is_dir() else file.unlink()
-    outcome = command_line("fit", "--config", config, "--resume")
-    assert outcome.status == 0, outcome.err
+    command_line.done("fit", "--config", config, "--resume")
     assert (run / "completions.jsonl").read_text() == whole
     assert {json.loads(line)["step"] for line in whole.splitlines()} == {0, 1, 2, 3}

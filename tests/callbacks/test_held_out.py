@@ -11,8 +11,7 @@ from grpo_pl.files.rows import read_rows
 
 @pytest.fixture(scope="module")
 def rows(command_line: Any) -> list[dict[str, Any]]:
-    outcome = command_line("fit", "--config", command_line.config("kept"), "--trainer.logger=user_parts.TableLogger")
-    assert outcome.status == 0, outcome.err
+    command_line.done("fit", "--config", command_line.config("kept"), "--trainer.logger=user_parts.TableLogger")
     return list(read_rows(command_line.runs / "kept" / "held_out.jsonl"))
 
 
@@ -74,6 +73,5 @@ def test_pass_at_k_is_that_of_the_counts() -> None:
 
 
 def test_validate_writes_none(command_line: Any, tmp_path: Path) -> None:
-    outcome = command_line("validate", "--config", command_line.config("only"))
-    assert outcome.status == 0, outcome.err
+    command_line.done("validate", "--config", command_line.config("only"))
     assert not (command_line.runs / "only").exists()

@@ -89,8 +89,7 @@ LOGGERS = "--trainer.logger=lightning.pytorch.loggers."
 
 def _fit_with(command_line: Any, name: str, *arguments: str) -> Path:
     config = command_line.config(name, trainer={"accelerator": "cpu", "limit_val_batches": 0}, samples={})
-    outcome = command_line("fit", "--config", config, "--samples.every_n_rollouts=2", *arguments)
-    assert outcome.status == 0, outcome.err
+    command_line.done("fit", "--config", config, "--samples.every_n_rollouts=2", *arguments)
     run: Path = command_line.runs / name
     return run
 

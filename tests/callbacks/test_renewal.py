@@ -51,8 +51,7 @@ def test_a_resumed_run_renews_as_one_that_was_not_interrupted(
     command_line: Any, reward_model: Path, read_metrics: Callable[..., Any]
 ) -> None:
     config = _config(command_line, reward_model)
-    done = command_line("fit", "--config", config)
-    assert done.status == 0, done.err
+    command_line.done("fit", "--config", config)
     run = command_line.runs / "renewed"
     whole = [row for row in read_metrics(run / "metrics.csv") if "loss" in row]
     assert all(float(row["reward_model/pairs"]) > 0 for row in whole)

@@ -139,16 +139,14 @@ def test_flags_of_lightning_that_work_change_nothing_of_a_run(command_line: Any)
         },
     )
     for name, more in (("without", []), ("with", ["--config", overlay])):
-        outcome = command_line("fit", "--config", command_line.config(name), *more)
-        assert outcome.status == 0, outcome.err
+        command_line.done("fit", "--config", command_line.config(name), *more)
     assert _completions(command_line.runs / "without") == _completions(command_line.runs / "with")
     assert list(command_line.folder.glob("lightning_logs/*/metrics.csv"))
 
 
 def test_max_time_ends_a_run_with_a_checkpoint(command_line: Any, read_metrics: Any) -> None:
     config = command_line.config("timed", data__steps=5000, trainer__val_check_interval=5000)
-    outcome = command_line("fit", "--config", config, "--trainer.max_time=00:00:00:01", "--checkpoint.keep=1")
-    assert outcome.status == 0, outcome.err
+    command_line.done("fit", "--config", config, "--trainer.max_time=00:00:00:01", "--checkpoint.keep=1")
     rows = [row for row in read_metrics(command_line.runs / "timed/metrics.csv") if "reward" in row]
     saved = torch.load(command_line.runs / "timed/checkpoints/last.ckpt", weights_only=True)
     assert 0 < len(rows) == saved["RolloutDataModule"]["completed_rollouts"] < 5000
@@ -157,15 +155,13 @@ def test_max_time_ends_a_run_with_a_checkpoint(command_line: Any, read_metrics: 
 def test_early_stopping_ends_a_run(command_line: Any, read_metrics: Any) -> None:
     stop = _callback("EarlyStopping", monitor="val/mean_length", mode="max", stopping_threshold=1.0)
     overlay = _overlay(command_line, callbacks=[stop], val_check_interval=1)
-    outcome = command_line("fit", "--config", command_line.config("stopped"), "--config", overlay)
-    assert outcome.status == 0, outcome.err
+    command_line.done("fit", "--config", command_line.config("stopped"), "--config", overlay)
     rows = [row for row in read_metrics(command_line.runs / "stopped/metrics.csv") if "reward" in row]
     assert len(rows) < 4
 
 
 def test_a_run_ends_after_limit_train_batches_rollouts(command_line: Any, read_metrics: Any) -> None:
-    outcome = command_line("fit", "--config", command_line.config("short"), "--trainer.limit_train_batches=2")
-    assert outcome.status == 0, outcome.err
+    command_line.done("fit", "--config", command_line.config("short"), "--trainer.limit_train_batches=2")
     assert [row["step"] for row in read_metrics(command_line.runs / "short/metrics.csv") if "reward" in row] == [
         "1",
         "2",
@@ -177,8 +173,7 @@ def test_overfit_batches_asks_the_same_problems_again_in_a_run_of_full_length(
     command_line: Any, batches: str, repeated: int
 ) -> None:
     name = f"overfit{repeated}"
-    outcome = command_line("fit", "--config", command_line.config(name), f"--trainer.overfit_batches={batches}")
-    assert outcome.status == 0, outcome.err
+    command_line.done("fit", "--config", command_line.config(name), f"--trainer.overfit_batches={batches}")
     rows = _completions(command_line.runs / name)
     asked = [sorted({row["prompt_id"] for row in rows if row["step"] == step}) for step in range(4)]
     assert all(asked[step] == asked[step % repeated] for step in range(4)) and len(asked[3]) == 4
@@ -189,8 +184,7 @@ def test_overfit_batches_asks_the_same_problems_again_in_a_run_of_full_length(
 
 def test_a_fast_dev_run_counts_rollouts_and_not_updates(command_line: Any, read_metrics: Any) -> None:
     config = command_line.config("fast", model__algorithm={"group_size": 4, "beta": 0.0, "num_iterations": 3})
-    outcome = command_line("fit", "--config", config, "--trainer.fast_dev_run=2")
-    assert outcome.status == 0, outcome.err
+    outcome = command_line.done("fit", "--config", config, "--trainer.fast_dev_run=2")
     assert "after rollout 0" in outcome.err and re.search(r"^rollout 2: val/greedy", outcome.err, re.MULTILINE)
 
 

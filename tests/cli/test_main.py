@@ -35,8 +35,7 @@ class Fitted:
 
 
 def _fit(command_line: Any, config: Path, *arguments: object) -> Fitted:
-    outcome = command_line("fit", "--config", config, *arguments)
-    assert outcome.status == 0, outcome.err
+    outcome = command_line.done("fit", "--config", config, *arguments)
     metrics = re.search(r"^metrics +(.+)$", outcome.out, re.MULTILINE)
     assert metrics, outcome.out
     return Fitted(config, Path(metrics[1]).parent, outcome)
@@ -181,8 +180,7 @@ def test_the_configuration_that_a_run_wrote_runs_again(
 
 
 def test_validate_prints_what_fit_ended_with(command_line: Any, first: Fitted, read_metrics: ReadMetrics) -> None:
-    outcome = command_line("validate", "--config", first.config, "--ckpt_path", first.last)
-    assert outcome.status == 0, outcome.err
+    outcome = command_line.done("validate", "--config", first.config, "--ckpt_path", first.last)
     sampled, greedy = _held_out(read_metrics(first.folder / "metrics.csv"))[-1]
     assert _printed(outcome.err) == {"val/pass@1": f"{sampled:.3f}", "val/greedy": f"{greedy:.3f}"}
     assert "rollout 4: " in outcome.err

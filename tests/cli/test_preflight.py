@@ -103,8 +103,7 @@ def test_prompts_too_long_for_the_context_are_left_out_and_counted(command_line:
     source = _source(tmp_path, [*_sums(12), *long], val_share=0.0, val_path=str(tmp_path / "val.jsonl"))
     (tmp_path / "val.jsonl").write_text(json.dumps({"question": "x", "answer": "1"}))
     config = command_line.config("long", model__cold_start=None, data__source=source, data__steps=1)
-    outcome = command_line("fit", "--config", config)
-    assert outcome.status == 0, outcome.err
+    outcome = command_line.done("fit", "--config", config)
     assert outcome.err.startswith(
         "1 of 14 train prompts leave no room for a completion and are left out: "
         "the model's context has 16 tokens beside max_completion_length."
@@ -117,8 +116,7 @@ def test_gold_answers_that_cannot_be_judged_against_are_refused_or_left_out(comm
     assert "gold answers cannot be judged against: row " in line and "bad_rows to drop" in line
     source = _source(tmp_path, rows, bad_rows="drop")
     changes = {"model__cold_start": None, "model__rewards": [MATH], "data__source": source, "data__steps": 1}
-    outcome = command_line("fit", "--config", command_line.config("dropped", **changes))
-    assert outcome.status == 0, outcome.err
+    outcome = command_line.done("fit", "--config", command_line.config("dropped", **changes))
     assert sum("; left out." in line for line in outcome.err.splitlines()) >= 1
 
 
@@ -157,8 +155,7 @@ def test_every_part_of_a_mixture_is_looked_at_by_its_own_rules(command_line: Any
     }
     changes = {"model__cold_start": None, "model__rewards": [MATH], "data__source": mixture}
     config = command_line.config("mixed", **changes)
-    outcome = command_line("validate", "--config", config)
-    assert outcome.status == 0, outcome.err
+    outcome = command_line.done("validate", "--config", config)
     assert "read: 1 of 26 train prompts leave no room for a completion" in outcome.err
     assert "read: train: 1 of 25 gold answers cannot be judged against: row 24: 'nan'" in outcome.err
     assert "val/made_up/pass@1" in outcome.out
@@ -174,6 +171,5 @@ def test_the_best_checkpoint_is_chosen_by_a_metric_that_there_is(command_line: A
     assert outcome.status == 1
     assert "no validation measures 'val/moer/pass@1'; did you mean val/more/pass@1?" in outcome.err
     assert not (command_line.runs / "monitored").exists()
-    outcome = command_line("fit", "--config", config, "--checkpoint.monitor=val/more/mean_length")
-    assert outcome.status == 0, outcome.err
+    command_line.done("fit", "--config", config, "--checkpoint.monitor=val/more/mean_length")
     assert (command_line.runs / "monitored" / "checkpoints" / "best.ckpt").exists()

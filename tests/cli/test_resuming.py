@@ -36,8 +36,7 @@ def test_an_empty_configuration_beside_the_checkpoint_is_as_none(command_line: A
     (tmp_path / "copied" / "config.yaml").write_text("")
     checkpoint = tmp_path / "copied" / "checkpoints" / "last.ckpt"
     config = command_line.config("from_empty", data__steps=2)
-    outcome = command_line("fit", "--config", config, f"--ckpt_path={checkpoint}")
-    assert outcome.status == 0, outcome.err
+    command_line.done("fit", "--config", config, f"--ckpt_path={checkpoint}")
 
 
 @pytest.mark.parametrize(
@@ -98,8 +97,7 @@ def test_a_checkpoint_without_its_configuration_names_the_weight(command_line: A
 
 def test_what_does_not_concern_the_weights_may_change(command_line: Any, run: Path) -> None:
     config = command_line.config("once", data__steps=2, model__policy__attn_implementation="eager")
-    outcome = command_line("fit", "--config", config, "--resume")
-    assert outcome.status == 0, outcome.err
+    command_line.done("fit", "--config", config, "--resume")
     assert "attn_implementation: eager" in (run / "config.yaml").read_text()
     assert (run / "config.1.yaml").exists()
 
@@ -202,7 +200,5 @@ def test_a_run_whose_data_changed_is_refused_and_goes_on_if_told_to(command_line
     assert outcome.status == 1 and "Traceback" not in outcome.err
     assert f"data.source.train ({file}) holds other rows than when this run began" in outcome.err.splitlines()[-1]
     assert _state_of(run) == before
-    outcome = command_line("validate", "--config", config, f"--ckpt_path={run / 'checkpoints' / 'last.ckpt'}")
-    assert outcome.status == 0, outcome.err
-    outcome = command_line("fit", "--config", config, "--resume", "--data.steps=2", "--data.allow_changed=true")
-    assert outcome.status == 0, outcome.err
+    command_line.done("validate", "--config", config, f"--ckpt_path={run / 'checkpoints' / 'last.ckpt'}")
+    command_line.done("fit", "--config", config, "--resume", "--data.steps=2", "--data.allow_changed=true")

@@ -20,8 +20,7 @@ def test_an_engine_that_ends_on_one_rank_costs_no_sample(
     command_line: Any, read_metrics: Callable[..., list[dict[str, str]]], tmp_path: Path, strategy: str, staleness: int
 ) -> None:
     short = {**SHORT, "data__staleness": staleness}
-    whole = command_line("fit", "--config", command_line.config(f"whole_{strategy}{staleness}", **short))
-    assert whole.status == 0, whole.err
+    command_line.done("fit", "--config", command_line.config(f"whole_{strategy}{staleness}", **short))
     config = command_line.config("two", **short, model__engine={"class_path": "child_engines.DyingOnRankOneEngine"})
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "grpo_pl"]
     done = subprocess.run(

@@ -63,8 +63,7 @@ def desk(command_line: Any, mine: dict[str, Any]) -> Path:
         model__template=mine["model"]["template"],
         model__cold_start={"steps": 150, "batch_size": 16, "lr": 0.01},
     )
-    done = command_line("fit", f"--config={config}", "--data.steps=1")
-    assert done.status == 0, done.err
+    command_line.done("fit", f"--config={config}", "--data.steps=1")
     folder: Path = command_line.folder / "desk"
     shutil.copytree(command_line.runs / "teacher", folder / "runs" / "teacher")
     shutil.copytree(command_line.runs / "teacher" / "export", folder / "my-model")

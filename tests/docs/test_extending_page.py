@@ -48,8 +48,7 @@ def test_a_run_takes_the_parts_of_the_page(command_line: Any, parts: str) -> Non
         trainer={"accelerator": "cpu", "limit_val_batches": 0, **callback["trainer"]},
         data__steps=2,
     )
-    outcome = command_line("fit", "--config", config)
-    assert outcome.status == 0, outcome.err
+    command_line.done("fit", "--config", config)
     rows = list(csv.DictReader((command_line.runs / "extended" / "metrics.csv").open()))
     assert all(float(row["longest_answer"]) == float(row["completions/max_length"]) for row in rows)
 
@@ -61,8 +60,7 @@ def test_an_algorithm_of_the_page_goes_through_every_verb(
 
     config = command_line.config("own_algorithm", trainer={"accelerator": "cpu", "limit_val_batches": 0}, data__steps=2)
     options = [f"--model.algorithm={parts}.MedianAlgorithm", "--model.algorithm.gain=2"]
-    outcome = command_line("fit", "--config", config, *options)
-    assert outcome.status == 0, outcome.err
+    command_line.done("fit", "--config", config, *options)
     run = command_line.runs / "own_algorithm"
     kept = yaml.safe_load((run / "config.yaml").read_text())["model"]["algorithm"]
     assert kept["class_path"] == f"{parts}.MedianAlgorithm"
@@ -74,8 +72,7 @@ def test_an_algorithm_of_the_page_goes_through_every_verb(
         for file in (run / "metrics.csv", command_line.runs / "again" / "metrics.csv")
     ]
     assert figures[0] == figures[1]
-    plain = command_line("fit", "--config", config, "--name=plain")
-    assert plain.status == 0, plain.err
+    command_line.done("fit", "--config", config, "--name=plain")
     forgotten = yaml.safe_load((command_line.runs / "plain" / "config.yaml").read_text())["model"]["algorithm"]
     assert forgotten["group_size"] == 4 and "class_path" not in forgotten
     monkeypatch.setenv("GRPO_PL_CACHE", str(command_line.cache))

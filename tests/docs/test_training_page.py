@@ -25,8 +25,7 @@ def run(command_line: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     def fit(overlay: str, *options: object, **changed: Any) -> Path:
         config = command_line.config(Path(overlay).stem, **changed)
-        done = command_line("fit", "--config", config, "--config", tmp_path / overlay, *options)
-        assert done.status == 0, done.err
+        command_line.done("fit", "--config", config, "--config", tmp_path / overlay, *options)
         return command_line.runs / Path(overlay).stem
 
     return fit

@@ -207,12 +207,10 @@ def test_tables_show_values_intervals_and_differences() -> None:
 def test_validate_prints_intervals_writes_problems_and_compares(command_line: Any, tmp_path: Path) -> None:
     config = command_line.config("validate", data__validation_sets={"long": _source(digits=2)})
     first, second = tmp_path / "first.json", tmp_path / "second.json"
-    done = command_line("validate", f"--config={config}", f"--output={first}")
-    assert done.status == 0, done.err
+    done = command_line.done("validate", f"--config={config}", f"--output={first}")
     assert "95 % interval" in done.out
     assert "val/long/pass@1" in done.out
-    done = command_line("validate", f"--config={config}", f"--output={second}", f"--baseline={first}")
-    assert done.status == 0, done.err
+    done = command_line.done("validate", f"--config={config}", f"--output={second}", f"--baseline={first}")
     assert "difference to the baseline" in done.out
     reports = [EvaluationReport.read(file) for file in (first, second)]
     assert reports[0].measured == reports[1].measured
@@ -228,8 +226,7 @@ def test_validate_leaves_out_what_could_not_be_judged_and_says_how_much(command_
     init = {"function": f"{tmp_path}/judge.py:grade", "correctness": True}
     rewards = [{"class_path": "grpo_pl.rewards.FunctionReward", "init_args": init}]
     config = command_line.config("half_judged", model__rewards=rewards)
-    done = command_line("validate", f"--config={config}", f"--output={tmp_path / 'half.json'}")
-    assert done.status == 0, done.err
+    done = command_line.done("validate", f"--config={config}", f"--output={tmp_path / 'half.json'}")
     measured = EvaluationReport.read(tmp_path / "half.json").measured
     assert measured["val/pass@1"].problems == dict.fromkeys(measured["val/pass@1"].problems, 1.0)
     assert len(measured["val/pass@1"].problems) == 6

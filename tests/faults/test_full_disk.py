@@ -71,8 +71,7 @@ def test_a_run_outlives_a_full_disk_and_misses_only_what_did_not_fit(
     disk = small_disk(size // 1024 + 400)
     trainer = {"accelerator": "cpu", "val_check_interval": 2, "callbacks": _filling(disk, 3, 6)}
     config = command_line.config("full", data__steps=8, checkpoint=checkpoint, trainer=trainer)
-    outcome = command_line("fit", "--config", config, runs=disk)
-    assert outcome.status == 0, outcome.err
+    command_line.done("fit", "--config", config, runs=disk)
     run = disk / "full"
     assert _kept(run) == [1, 2, 6, 7, 8]
     assert all(broken(path) is None for path in run.glob("checkpoints/rollout-*.ckpt"))
@@ -100,8 +99,7 @@ def test_an_end_that_cannot_be_exported_is_one_line_and_gone_on_with(
     assert not list(run.glob("*export*")) and not list(run.glob(".export*"))
     assert broken(run / "checkpoints" / "rollout-000002.ckpt") is None
     (disk / "filler").unlink()
-    outcome = command_line("fit", "--config", config, "--resume", "--trainer.callbacks=null", runs=disk)
-    assert outcome.status == 0, outcome.err
+    command_line.done("fit", "--config", config, "--resume", "--trainer.callbacks=null", runs=disk)
     assert (run / "export" / "model.safetensors").exists() and (run / "report.html").exists()
 
 

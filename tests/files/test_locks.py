@@ -132,8 +132,7 @@ def test_a_run_that_is_going_on_is_not_gone_on_with_twice(command_line: Any) -> 
 def test_a_run_holds_its_lock_while_it_trains(command_line: Any) -> None:
     callback = {"class_path": "user_parts.Meddling"}
     config = command_line.config("held", data__steps=1, trainer={"accelerator": "cpu", "callbacks": [callback]})
-    outcome = command_line("fit", "--config", config)
-    assert outcome.status == 0, outcome.err
+    outcome = command_line.done("fit", "--config", config)
     assert f"{command_line.runs / 'held'} is in use by process {os.getpid()}" in outcome.err
 
 

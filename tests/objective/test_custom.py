@@ -246,8 +246,7 @@ def test_a_run_learns_with_a_users_estimator_and_surrogate(command_line: Any) ->
         "surrogate": {"class_path": "user_parts.PulledBack", "init_args": {"strength": 0.1}},
     }
     config = command_line.config("own_parts", model__algorithm=algorithm, trainer__limit_val_batches=0)
-    outcome = command_line("fit", "--config", config)
-    assert outcome.status == 0, outcome.err
+    command_line.done("fit", "--config", config)
     run = command_line.runs / "own_parts"
     rows = list(csv.DictReader((run / "metrics.csv").open()))
     assert all(row["kl"] for row in rows)  # the reference is there because the surrogate declares it

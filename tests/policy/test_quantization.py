@@ -151,11 +151,9 @@ def test_a_checkpoint_holds_no_packed_weight_and_brings_the_adapters(
 def test_a_run_learns_goes_on_and_is_served(command_line: Any, base: Path) -> None:
     policy = {"path": str(base), "lora": {"rank": 4}, "quantization": "nf4"}
     config = command_line.config("packed", model__policy=policy, model__cold_start=None, data__steps=2)
-    outcome = command_line("fit", "--config", config)
-    assert outcome.status == 0, outcome.err
+    command_line.done("fit", "--config", config)
     run = command_line.runs / "packed"
-    outcome = command_line("fit", "--config", config, "--resume", "--data.steps=3")
-    assert outcome.status == 0, outcome.err
+    command_line.done("fit", "--config", config, "--resume", "--data.steps=3")
     trained = find_model(run / "checkpoints" / "rollout-000003.ckpt").load_policy("cpu")
     assert any(is_quantized(weight) for weight in trained.parameters())
     exported = AutoModelForCausalLM.from_pretrained(run / "export").eval()

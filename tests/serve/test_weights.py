@@ -415,8 +415,7 @@ def ended(command_line: Any) -> Path:
         {"class_path": "grpo_pl.rewards.FormatReward", "init_args": {"weight": 0.1}},
     ]
     config = command_line.config("ended", model__rewards=rewards, data__steps=2)
-    outcome = command_line("fit", f"--config={config}", "--name=ended")
-    assert outcome.status == 0, outcome.err
+    command_line.done("fit", f"--config={config}", "--name=ended")
     return Path(command_line.runs / "ended")
 
 

@@ -246,8 +246,7 @@ def watched(command_line: Any) -> Path:
     """A run whose reward takes good form for a right answer, with the watch's first rollouts over after two."""
     rewards = [{"class_path": "grpo_pl.rewards.FormatReward", "init_args": {"correctness": True}}]
     config = command_line.config("watched", watch=WATCH, model__rewards=rewards, **SHORT)
-    outcome = command_line("fit", "--config", config)
-    assert outcome.status == 0, outcome.err
+    command_line.done("fit", "--config", config)
     return command_line.runs / "watched"
 
 
@@ -292,8 +291,7 @@ def test_a_resumed_run_watches_on_as_if_it_had_never_stopped(
         if int(file.stem.split("-")[1]) > rollouts:
             file.unlink()
     flags = ["--config", command_line.folder / "watched.yaml", f"--name={run.name}", "--resume"]
-    outcome = command_line("fit", *flags)
-    assert outcome.status == 0, outcome.err
+    command_line.done("fit", *flags)
     assert _rows(run, read_metrics) == _rows(watched, read_metrics)
     assert (run / "suspicious.jsonl").read_text() == (watched / "suspicious.jsonl").read_text()
     states = [
@@ -306,7 +304,6 @@ def test_it_can_be_set_from_the_command_line_with_one_judge(
     command_line: Any, read_metrics: Callable[..., Any]
 ) -> None:
     config = command_line.config("one", **{**SHORT, "data__steps": 1})
-    outcome = command_line("fit", "--config", config, "--watch.strict=grpo_pl.rewards.StrictAnswerReward")
-    assert outcome.status == 0, outcome.err
+    command_line.done("fit", "--config", config, "--watch.strict=grpo_pl.rewards.StrictAnswerReward")
     (row,) = _rows(command_line.runs / "one", read_metrics)
     assert not {"watch/agreement", "watch/rewarded_but_lenient_wrong"} & row.keys()

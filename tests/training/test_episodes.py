@@ -24,8 +24,7 @@ IN_PROCESSES = "--model.environment.init_args.isolation=process"
 
 @pytest.fixture(scope="module")
 def run(command_line: Any) -> Path:
-    outcome = command_line("fit", f"--config={CONFIG}", *SHORT)
-    assert outcome.status == 0, outcome.err
+    command_line.done("fit", f"--config={CONFIG}", *SHORT)
     folder: Path = command_line.runs / "down"
     return folder
 
@@ -55,8 +54,7 @@ def test_the_run_folder_tells_of_episodes(run: Path, read_metrics: Callable[...,
 def test_validate_finds_what_fit_found(run: Path, command_line: Any, read_metrics: Callable[..., Any]) -> None:
     last = read_metrics(run / "metrics.csv")[-1]
     checkpoint = run / "checkpoints" / "last.ckpt"
-    outcome = command_line("validate", f"--config={CONFIG}", *SHORT, f"--ckpt_path={checkpoint}")
-    assert outcome.status == 0, outcome.err
+    outcome = command_line.done("validate", f"--config={CONFIG}", *SHORT, f"--ckpt_path={checkpoint}")
     assert f"val/pass@1 {float(last['val/pass@1']):.3f}" in outcome.err + outcome.out
 
 
@@ -94,8 +92,7 @@ def test_somebody_elses_environment_needs_trust(run: Path, tmp_path: Path, capsy
 def test_processes_draw_what_threads_do(
     run: Path, command_line: Any, read_metrics: Callable[..., Any], no_process_left: None
 ) -> None:
-    outcome = command_line("fit", f"--config={CONFIG}", *SHORT, IN_PROCESSES, "--name=processes")
-    assert outcome.status == 0, outcome.err
+    command_line.done("fit", f"--config={CONFIG}", *SHORT, IN_PROCESSES, "--name=processes")
     both = [read_metrics(command_line.runs / name / "metrics.csv") for name in ("processes", run.name)]
     assert both[0] == both[1]
 
@@ -147,8 +144,7 @@ NUMBERS = [{"question": str(number), "answer": "1", "start": number} for number 
 def test_prompts_without_room_for_an_episode_are_left_out(command_line: Any, tmp_path: Path) -> None:
     # a context of 48 holds an episode of 32 tokens behind 16: those of a completion of 4 would be 44
     flags = _asked(tmp_path, *NUMBERS, {"question": "1" * 17, "answer": "1", "start": 3})
-    outcome = command_line("fit", f"--config={CONFIG}", *flags, "--data.steps=1", "--name=room")
-    assert outcome.status == 0, outcome.err
+    outcome = command_line.done("fit", f"--config={CONFIG}", *flags, "--data.steps=1", "--name=room")
     assert "1 of 9 train prompts leave no room for a completion and are left out: the model's context has 16" in (
         outcome.err
     )

@@ -33,8 +33,7 @@ def test_a_run_in_bfloat16_draws_trains_and_validates_in_it(command_line: Any, m
     monkeypatch.setattr(PolicyUpdate, "run", updated)
     for precision, on in (("bf16-mixed", True), ("32-true", False)):
         config = command_line.config(f"seen_{precision}", trainer__precision=precision)
-        outcome = command_line("fit", f"--config={config}", f"--name=seen_{precision}", "--data.steps=2")
-        assert outcome.status == 0, outcome.err
+        command_line.done("fit", f"--config={config}", f"--name=seen_{precision}", "--data.steps=2")
         assert seen == {"rollout": {on}, "update": {on}}
         run = command_line.runs / f"seen_{precision}"
         last = run / "checkpoints" / "last.ckpt"
@@ -43,8 +42,7 @@ def test_a_run_in_bfloat16_draws_trains_and_validates_in_it(command_line: Any, m
         moments = [value for moment in state["optimizer_states"][0]["state"].values() for value in moment.values()]
         assert {value.dtype for value in [*state["state_dict"].values(), *moments]} == {torch.float32}
         seen = {name: set() for name in seen}
-        outcome = command_line("validate", f"--config={config}", f"--ckpt_path={last}")
-        assert outcome.status == 0, outcome.err
+        command_line.done("validate", f"--config={config}", f"--ckpt_path={last}")
         assert seen == {"rollout": {on}, "update": set()}
         seen = {name: set() for name in seen}
         output = command_line.runs / f"seen_{precision}.jsonl"
@@ -57,8 +55,7 @@ def test_a_run_in_bfloat16_draws_trains_and_validates_in_it(command_line: Any, m
                 assert torch.is_autocast_enabled("cpu") is (on and multiplies_bfloat16())
     bf16 = command_line.runs / "seen_bf16-mixed"
     changed = ["--trainer.precision=32-true", "--data.steps=3", "--resume"]
-    outcome = command_line("fit", "--config", bf16 / "config.yaml", "--name=seen_bf16-mixed", *changed)
-    assert outcome.status == 0, outcome.err
+    outcome = command_line.done("fit", "--config", bf16 / "config.yaml", "--name=seen_bf16-mixed", *changed)
     assert seen == {"rollout": {False}, "update": {False}}
     assert "precision 32-true, processes 1" in outcome.err
     assert find_model(bf16 / "checkpoints" / "last.ckpt").precision == "32-true"
@@ -99,8 +96,7 @@ def test_a_run_of_an_earlier_version_that_chose_bfloat16_says_so(
     (run / "config.yaml").write_text(earlier.replace("\nmodel:\n", "\nmodel:\n  compute: auto\n"))
     assert "compute: auto" in (run / "config.yaml").read_text()
     recwarn.clear()
-    outcome = command_line("fit", f"--config={config}", "--resume", "--data.steps=2", *options)
-    assert outcome.status == 0, outcome.err
+    outcome = command_line.done("fit", f"--config={config}", "--resume", "--data.steps=2", *options)
     lines = [*map(str, (w.message for w in recwarn)), *outcome.err.splitlines()]
     assert len([line for line in lines if "bf16-mixed goes on as before" in line]) == said
     assert "model.compute: " not in "".join(line for line in lines if line.startswith("changed"))

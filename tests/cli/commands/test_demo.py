@@ -37,11 +37,10 @@ def test_the_report_opens_before_a_screen_only(
 
 def test_settings_that_are_given_win(command_line: Any) -> None:
     config = command_line.config("given", **{"seed_everything": 7})
-    done = command_line("demo", f"--config={config}", "--name=given", "--data.steps=1", "--samples.every_n_rollouts=5")
-    assert done.status == 0, done.err
+    command_line.done("demo", f"--config={config}", "--name=given", "--data.steps=1", "--samples.every_n_rollouts=5")
     written = (Path(command_line.runs) / "given" / "config.yaml").read_text()
     assert "seed_everything: 7" in written and re.search(r"^samples:\n  every_n_rollouts: 5$", written, re.MULTILINE)
-    done = command_line("demo", f"--config={config}", "--name=left", "--data.steps=1", "--seed=3")
+    command_line("demo", f"--config={config}", "--name=left", "--data.steps=1", "--seed=3")
     written = (Path(command_line.runs) / "left" / "config.yaml").read_text()
     assert "seed_everything: 3" in written and re.search(r"^samples:\n  every_n_rollouts: 0$", written, re.MULTILINE)
 
@@ -54,16 +53,14 @@ SMALL = (
 
 def test_options_alone_change_the_default_configuration(command_line: Any) -> None:
     """Which is read, and whose problem of few solutions is watched."""
-    done = command_line("demo", "--name=small", *SMALL)
-    assert done.status == 0, done.err
+    done = command_line.done("demo", "--name=small", *SMALL)
     assert f"held-out problem {CountdownPrompts().validation()[demo_module.LONG_SEARCH].question}\n" in done.out
     assert "--config configs/countdown_search.yaml" in done.out  # in the command that comes next
 
 
 def test_the_same_recipe_takes_another_puzzle(command_line: Any) -> None:
     files = ("--config=configs/countdown_search.yaml", "--config=configs/puzzle/subset_sum.yaml")
-    done = command_line("demo", *files, "--name=another", *SMALL)
-    assert done.status == 0, done.err
+    done = command_line.done("demo", *files, "--name=another", *SMALL)
     assert re.search(r"^held-out problem (\d\d ){4}\d\d:\d\d$", done.out, re.MULTILINE)
     assert "rewards/subset_sum/mean" in (Path(command_line.runs) / "another" / "metrics.csv").read_text()
 

@@ -27,8 +27,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(scope="module")
 def run(command_line: Any) -> Path:
-    outcome = command_line("fit", "--config", command_line.config())
-    assert outcome.status == 0, outcome.err
+    command_line.done("fit", "--config", command_line.config())
     return Path(command_line.runs / "tiny")
 
 

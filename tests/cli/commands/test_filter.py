@@ -39,8 +39,7 @@ def _policy(command_line: Any) -> Path:
     if not run.exists():
         math = {"class_path": "grpo_pl.rewards.MathReward", "init_args": {"correctness": True, "workers": 1}}
         config = command_line.config("filtering", model__rewards=[math], data__steps=1)
-        done = command_line("fit", "--config", config)
-        assert done.status == 0, done.err
+        command_line.done("fit", "--config", config)
     return run / "export"
 
 

@@ -18,8 +18,7 @@ from tests.race import draw_key, logits_along, winner
 
 @pytest.fixture(scope="module")
 def run(command_line: Any) -> Path:
-    outcome = command_line("fit", f"--config={command_line.config('predicted')}", "--data.steps=1", "--name=predicted")
-    assert outcome.status == 0, outcome.err
+    command_line.done("fit", f"--config={command_line.config('predicted')}", "--data.steps=1", "--name=predicted")
     return Path(command_line.runs / "predicted")
 
 

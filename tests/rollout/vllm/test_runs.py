@@ -30,8 +30,7 @@ SHORT: dict[str, Any] = {
 
 
 def _fit(command_line: Any, name: str, *options: str, **changes: Any) -> Any:
-    outcome = command_line("fit", "--config", command_line.config(name, **SHORT, **changes), *options)
-    assert outcome.status == 0, outcome.err
+    command_line.done("fit", "--config", command_line.config(name, **SHORT, **changes), *options)
     return command_line.runs / name
 
 
@@ -95,8 +94,7 @@ def test_rollouts_ahead_are_the_native_ones_and_go_on_from_a_checkpoint(
     assert [row["sampling/staleness"] for row in rows[0] if "reward" in row] == ["0.0", "1.0", "1.0"]
     assert max(_errors(ours)) < 1e-5
     checkpoint = ours / "checkpoints/rollout-000001.ckpt"
-    resumed = command_line("fit", f"--config={ours / 'config.yaml'}", f"--ckpt_path={checkpoint}", "--name=go_on")
-    assert resumed.status == 0, resumed.err
+    command_line.done("fit", f"--config={ours / 'config.yaml'}", f"--ckpt_path={checkpoint}", "--name=go_on")
     whole, again = (
         [row for row in read_metrics(run / "metrics.csv") if row["step"] in ("2", "3")]
         for run in (ours, command_line.runs / "go_on")
@@ -176,7 +174,6 @@ def test_episodes_on_vllm_are_those_of_the_native_engine(command_line: Any, read
     config = Path(__file__).parents[2] / "plugins/down.yaml"
     short = ["--data.steps=2", "--model.policy.from_scratch.hidden_size=64"]
     for name, engine in (("episodes", []), ("episodes_vllm", [f"--model.engine={json.dumps(ENGINE)}"])):
-        outcome = command_line("fit", f"--config={config}", f"--name={name}", *short, *engine)
-        assert outcome.status == 0, outcome.err
+        command_line.done("fit", f"--config={config}", f"--name={name}", *short, *engine)
     native, ours = (read_metrics(command_line.runs / f"{n}/metrics.csv") for n in ("episodes", "episodes_vllm"))
     _assert_alike(_without_proof(ours), native)

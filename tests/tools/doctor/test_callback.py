@@ -17,13 +17,11 @@ SLOW: dict[str, Any] = {"model__optimization": {"lr": 1e-8}}
 
 def test_a_finding_is_said_once_also_over_a_resume(command_line: Any) -> None:
     config = command_line.config("slow", **SLOW, data__prompts_per_step=8)
-    first = command_line("fit", "--config", config)
-    assert first.status == 0, first.err
+    first = command_line.done("fit", "--config", config)
     assert first.err.count("D40 rate too small") == 1
     assert first.err.count("D25 few held-out problems") == 1
     assert first.err.count("After 2 of 4 rollouts: no gain yet, held-out pass@1") == 1
-    resumed = command_line("fit", "--config", config, "--resume", "--data.steps=6")
-    assert resumed.status == 0, resumed.err
+    resumed = command_line.done("fit", "--config", config, "--resume", "--data.steps=6")
     assert not any(said in resumed.err for said in ("D40", "D25", "After"))
 
 
