@@ -15,7 +15,7 @@ COUNT = 64
 """Ranges narrower than this are counts, of terms, words, digits; wider ones are sizes of numbers."""
 SHARE = 4
 """A range of counts is cut to its lowest part in this many, or as far as leaves enough problems."""
-SMALL = 10
+SMALL = 5
 """Sizes of numbers are not made smaller than this."""
 DRAWN = 400
 """Problems that are drawn to see whether a narrower range leaves enough of them."""
@@ -33,7 +33,7 @@ def easier_settings(task: str) -> dict[str, Any]:
     """Settings that differ from the task's defaults: the numbers among its parameters, lowered.
 
     First every range ``min_x`` … ``max_x`` and every other number is made as small as leaves enough different problems:
-    counts the lowest quarter of their range, sizes of numbers 10, 20, 50, 100 …, decimals none; a number that is no
+    counts the lowest quarter of their range, sizes of numbers 5, 10, 20, 50 …, decimals none; a number that is no
     ``max_x`` only if the texts get shorter by it. Then ranges are widened again, one after the other, while rows stay
     short and the steps of the worked solutions recur, so that the policy meets each often enough to learn it. What the
     task refuses stays as it is.
@@ -78,10 +78,10 @@ def _is_number(value: Any) -> bool:
 
 
 def narrowed(low: Any, high: Any) -> list[tuple[Any, Any]]:
-    """Narrower ranges of the same types, the narrowest first: of 2 … 6 those to 3, 4 and 5; of 1 … 1000 those to 10,
-    20, 50, 100, 200 and 500; of -100.0 … 100.0 those from -10.0 to 10.0, -20.0 to 20.0 and -50.0 to 50.0."""
+    """Narrower ranges of the same types, the narrowest first: of 2 … 6 those to 3, 4 and 5; of 1 … 1000 those to 5,
+    10, 20, 50, 100, 200 and 500; of -20.0 … 20.0 those from -5.0 to 5.0 and -10.0 to 10.0."""
     if high - low >= COUNT:
-        sizes = (lead * 10**power for power in range(1, 1 + math.ceil(math.log10(high))) for lead in (1, 2, 5))
+        sizes = (lead * 10**power for power in range(1 + math.ceil(math.log10(high))) for lead in (1, 2, 5))
         return [(max(low, type(low)(-size)), type(high)(size)) for size in sizes if SMALL <= size < high and low < size]
     if low < 0 < high:
         return [(type(low)(-(-low // SHARE)), type(high)(high // SHARE))]

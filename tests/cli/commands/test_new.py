@@ -274,9 +274,9 @@ def test_constant_parts_take_no_piece_of_a_number() -> None:
 
 def test_ranges_are_narrowed_by_hand() -> None:
     assert narrowed(2, 6) == [(2, 3), (2, 4), (2, 5)]  # the lowest quarter of a count, or more
-    assert narrowed(1, 1000) == [(1, end) for end in (10, 20, 50, 100, 200, 500)]
-    assert narrowed(1, 100) == [(1, 10), (1, 20), (1, 50)]
-    assert narrowed(-100.0, 100.0) == [(-10.0, 10.0), (-20.0, 20.0), (-50.0, 50.0)]
+    assert narrowed(1, 1000) == [(1, end) for end in (5, 10, 20, 50, 100, 200, 500)]
+    assert narrowed(1, 100) == [(1, 5), (1, 10), (1, 20), (1, 50)]
+    assert narrowed(-100.0, 100.0) == [(-end, end) for end in (5.0, 10.0, 20.0, 50.0)]
     assert narrowed(30, 100) == [(30, 50)]
     assert narrowed(-10, 10) == [(-2, 2)]
     assert narrowed(1, 2) == [(1, 1)]
@@ -285,6 +285,7 @@ def test_ranges_are_narrowed_by_hand() -> None:
 def test_a_task_is_made_easier_only_as_far_as_enough_problems_differ() -> None:
     assert easier_settings("gcd") == {"max_value": 200}  # its steps, divisions by primes, recur
     assert easier_settings("lcm") == {"max_value": 50}
+    assert easier_settings("simple_equations") == {"max_terms": 2, "max_value": 5}
     assert easier_settings("prime_factorization") == {}  # 99 numbers are too few
     assert easier_settings("count_bits") == {"max_n": 1000}
     assert easier_settings("number_filtering")["max_decimals"] == 0
