@@ -131,6 +131,11 @@ class Rollout:
         if self.policy_version is None:
             object.__setattr__(self, "policy_version", torch.where(self.action_mask, 0, NO_VERSION))
 
+    def to(self, device: torch.device | str) -> Rollout:
+        """The same rollout with its tensors on ``device``."""
+        moved: dict[str, Any] = {name: t.to(device) for name, t in vars(self).items() if torch.is_tensor(t)}
+        return replace(self, **moved)
+
     @property
     def observation_mask(self) -> Tensor:
         """What neither the policy wrote nor is a segment's prompt, shape (B, T) bool."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, Dataset, SequentialSampler
 
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.types import Problem, PromptBatch
+
+T = TypeVar("T")
 
 GROUP = "val"
 """Name of the source's own held-out problems; further sets are ``val/<name>``."""
@@ -107,8 +109,8 @@ class RolloutDataModule(LightningDataModule):
         self.repeated = rollouts or None
 
     def train_dataloader(self) -> DataLoader[PromptBatch]:
-        steps = _Steps(self)
-        return DataLoader(steps, batch_size=None, sampler=_Remaining(steps))
+        steps = Steps(self, self.prompts)
+        return DataLoader(steps, batch_size=None, sampler=RemainingSteps(steps))
 
     def val_dataloader(self) -> DataLoader[PromptBatch]:
         return DataLoader(_HeldOut(self), batch_size=None)
@@ -197,22 +199,31 @@ class RolloutDataModule(LightningDataModule):
         return share["rank"], share["num_replicas"]
 
 
-class _Steps(Dataset[PromptBatch]):
-    def __init__(self, data: RolloutDataModule) -> None:
-        self.data = data
+class CountsSteps(Protocol):
+    """A data module whose training batches are the steps of a run."""
+
+    steps: int
+    completed_rollouts: int
+
+
+class Steps(Dataset[T]):
+    """The batches of all steps of a run, each made when it is asked for."""
+
+    def __init__(self, data: CountsSteps, batch: Callable[[int], T]) -> None:
+        self.data, self._batch = data, batch
 
     def __len__(self) -> int:
         return self.data.steps
 
-    def __getitem__(self, step: int) -> PromptBatch:
-        return self.data.prompts(step)
+    def __getitem__(self, step: int) -> T:
+        return self._batch(step)
 
 
-class _Remaining(SequentialSampler):
+class RemainingSteps(SequentialSampler):
     """Steps from the first uncompleted one. Its length is the whole run's: Lightning adds what it restored itself,
     and replaces no sampler that is sequential, not even with ``trainer.overfit_batches``."""
 
-    data_source: _Steps
+    data_source: Steps[Any]
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self.data_source.data.completed_rollouts, len(self.data_source)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,6 +86,12 @@ def whole_again(model: PreTrainedModel) -> PreTrainedModel:
     makes it. Every process must call it."""
     whole = whole_model(model)
     return build_once(lambda weights=True: whole if weights else type(model)(model.config))
+
+
+def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy that does not learn; of a sharded model as `whole_again` makes it, on every process."""
+    copied = whole_again(model) if is_sharded(model) else copy.deepcopy(model)
+    return copied.requires_grad_(False).eval()
 
 
 @contextmanager

@@ -107,10 +107,8 @@ def _sides(title: str, ends: Mapping[str, Row]) -> dict[str, Any]:
 def _difference(first: Mapping[str, Any] | None, last: Mapping[str, Any] | None) -> tuple[bool, float]:
     """Sorts problems: first those of which the completion that is shown, greedy or the first, which has the same draw
     on both sides, was wrong and became right; then those whose share of right completions differs most."""
-    before, after = (
-        {} if side is None else side.get("greedy") or next(iter(side["completions"]), {}) for side in (first, last)
-    )
-    learnt = before.get("correct") is False and after.get("correct") is True
+    shown = [side and (side.get("greedy") or next(iter(side["completions"]), None)) for side in (first, last)]
+    learnt = [None if one is None else one.get("correct") for one in shown] == [False, True]
     return not learnt, -abs(_share(last) - _share(first))
 
 

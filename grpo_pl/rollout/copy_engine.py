@@ -6,10 +6,9 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from grpo_pl.policy.weights import checkpoint_weights, is_sharded
@@ -135,8 +134,7 @@ class CopyEngine(RolloutEngine):
                 log.warning("It gets the weights again, and the rollout is drawn again.")
             finally:
                 self._should_stop = None
-        tensors: dict[str, Any] = {n: v.to(model.device) for n, v in vars(rollout).items() if torch.is_tensor(v)}
-        return replace(rollout, **tensors), episodes
+        return rollout.to(model.device), episodes
 
     def _check_stop(self) -> None:
         """Raises `RolloutInterrupted` once the caller of `generate` wants it to stop."""

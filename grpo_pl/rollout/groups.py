@@ -94,5 +94,4 @@ def group_rows(groups: Sequence[int], group_size: int) -> list[int]:
 
 def samples_to(samples: Samples, device: torch.device) -> Samples:
     """The same samples with their tensors on ``device``."""
-    tensors = {name: tensor.to(device) for name, tensor in rollout_tensors(samples.rollout).items()}
-    return replace(samples, rollout=replace(samples.rollout, **tensors))
+    return replace(samples, rollout=samples.rollout.to(device))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,9 +15,9 @@ from grpo_pl.distributed.collective import Collective
 from grpo_pl.distributed.sharding import (
     Sharding,
     build_once,
+    frozen_copy,
     load_whole_state_dict,
     shard,
-    whole_again,
     whole_state_dict,
 )
 from grpo_pl.functional.logprobs import TaughtTokens
@@ -56,8 +55,7 @@ class Reference:
     def __init__(self, policy: PreTrainedModel, update_every: int | None) -> None:
         self.update_every = update_every
         if not has_adapters(policy):
-            copied = whole_again(policy) if is_sharded(policy) else copy.deepcopy(policy)  # by an earlier validation
-            self.model = copied.requires_grad_(False).eval()
+            self.model = frozen_copy(policy)  # which an earlier validation may have sharded
         elif update_every is None:
             self.model = policy  # scored with its adapters off
         else:

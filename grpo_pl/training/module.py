@@ -152,7 +152,8 @@ class GRPOModule(PolicyModule):
         """By source; used where the objective asks for a teacher."""
         self.privileged = privileged
         self._default_engine = self.engine if engine is None else None
-        self._configured_mismatch = algorithm.mismatch
+        self.configured_algorithm = algorithm
+        """The objective as it was given, before a fit chose what it left open."""
         self._scoring = ScoringModels()
         self._sync_proof = SyncProof()
         self._prefetched: PrefetchedRollouts | None = None
@@ -276,11 +277,6 @@ class GRPOModule(PolicyModule):
         if self.engine is self._default_engine and type(self.engine) is not default:
             self.engine = self._default_engine = default()
         checks.check_engine(self.engine, self.algorithm, self.sampling, staleness=staleness)
-
-    @property
-    def configured_algorithm(self) -> GRPOAlgorithm:
-        """The objective as it was given, before a fit chose what it left open."""
-        return replace(self.algorithm, mismatch=self._configured_mismatch)
 
     @property
     def draws_in_parts(self) -> bool:

@@ -49,16 +49,6 @@ Grow = Callable[[list[PartialGroup]], dict[RowIndex, PartialCompletion]]
 """Draws more of this rank's groups, as `PartialSampler.grow`; all ranks call it, some perhaps with no group."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Advanced:
-    """This rank's groups of a step."""
-
-    whole: list[PartialGroup]
-    """Those to train on."""
-    drawn: list[PartialGroup]
-    """Those of which something was drawn, here and now."""
-
-
 @dataclass(kw_only=True)
 class PartialRolloutBuffer:
     """The groups that are open between two steps, the oldest first, the same on every rank."""
@@ -80,7 +70,7 @@ class PartialRolloutBuffer:
         grow: Grow,
         collective: Collective,
         device: torch.device | None = None,
-    ) -> Advanced:
+    ) -> tuple[list[PartialGroup], list[PartialGroup]]:
         """Lets every open completion grow, until enough groups are whole; those left are kept once `commit` is called.
 
         Args:
@@ -89,6 +79,9 @@ class PartialRolloutBuffer:
             wanted: groups of a step over all ranks.
             prompts_of: this rank's prompts of a step.
             device: on which ranks exchange numbers.
+
+        Returns:
+            This rank's groups to train on, and those of which something was drawn here and now.
         """
         groups, opened = list(self.groups), max(self.opened, step)
         while opened < min(step + self.settings.steps_in_flight, steps) or len(groups) < wanted:
@@ -111,7 +104,7 @@ class PartialRolloutBuffer:
         self._next = [group for i, group in enumerate(groups) if i not in set(chosen)], opened
         share = wanted // collective.world
         mine = [groups[i] for i in chosen[collective.rank * share : (collective.rank + 1) * share]]
-        return Advanced(whole=mine, drawn=[groups[i] for i in sorted(drawn)])
+        return mine, [groups[i] for i in sorted(drawn)]
 
     def take(
         self,
@@ -140,7 +133,7 @@ class PartialRolloutBuffer:
             return collector.draw(policy, DrawRequest(partial(sampler.grow, groups=groups), rows))
 
         with stopwatch(seconds, "rollout"):
-            advanced = self.advance(
+            mine, grown = self.advance(
                 step,
                 data.steps,
                 wanted=data.prompt_count,
@@ -150,10 +143,10 @@ class PartialRolloutBuffer:
                 collective=collector.collective,
                 device=policy.device,
             )
-        whole = sampler.whole(advanced.whole, step, policy.device)
+        whole = sampler.whole(mine, step, policy.device)
         engine, temperature = collector.sampler.engine, collector.sampling.temperature
         if engine.weights_version is not None:
-            newest = _newest(sampler, advanced.drawn, whole, proof.updates)
+            newest = _newest(sampler, grown, whole, proof.updates)
             proof.check(policy, newest, seconds, engine, temperature, collector.collective, newest_only=True)
         return whole
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -13,8 +13,9 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.strategies import Strategy
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, SequentialSampler
+from torch.utils.data import DataLoader
 
+from grpo_pl.data.datamodule import RemainingSteps, Steps
 from grpo_pl.data.demonstrations import draw_in_passes
 from grpo_pl.data.preferences import PairSource, Preference
 from grpo_pl.distributed.collective import Collective
@@ -280,8 +281,8 @@ class PreferenceData(LightningDataModule):
             )
 
     def train_dataloader(self) -> DataLoader[list[Preference]]:
-        steps = _Steps(self)
-        return DataLoader(steps, batch_size=None, sampler=_Remaining(steps))
+        steps = Steps(self, self.batch)
+        return DataLoader(steps, batch_size=None, sampler=RemainingSteps(steps))
 
     def val_dataloader(self) -> DataLoader[list[Preference]]:
         rank, world = self._rank_and_world()
@@ -319,23 +320,3 @@ class PreferenceData(LightningDataModule):
 
     def _rank_and_world(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
-
-
-class _Steps(Dataset[list[Preference]]):
-    def __init__(self, data: PreferenceData) -> None:
-        self.data = data
-
-    def __len__(self) -> int:
-        return self.data.steps
-
-    def __getitem__(self, step: int) -> list[Preference]:
-        return self.data.batch(step)
-
-
-class _Remaining(SequentialSampler):
-    """Steps from the first uncompleted one; Lightning adds those that it restored to the length itself."""
-
-    data_source: _Steps
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.data_source.data.completed_rollouts, len(self.data_source)))

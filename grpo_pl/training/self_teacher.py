@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,13 +13,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from grpo_pl.distributed.collective import Collective
-from grpo_pl.distributed.sharding import load_whole_state_dict, whole_again, whole_state_dict
+from grpo_pl.distributed.sharding import frozen_copy, load_whole_state_dict, whole_state_dict
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.loading import context_length
 from grpo_pl.policy.lora import adapters_off, has_adapters
 from grpo_pl.policy.privileged import PrivilegedText
-from grpo_pl.policy.weights import is_sharded
 from grpo_pl.rewards.base import require_correctness
 from grpo_pl.rewards.batch import ScoredBatch
 from grpo_pl.rollout.decoding import pad_left
@@ -59,8 +57,7 @@ class SelfTeacher:
                 "teacher_weights start or live, or lora null."
             )
         if weights == "average" or (weights == "start" and not has_adapters(policy)):
-            copied = whole_again(policy) if is_sharded(policy) else copy.deepcopy(policy)
-            self.model = copied.requires_grad_(False).eval()
+            self.model = frozen_copy(policy)
 
     @torch.no_grad()
     def renew(self, policy: PreTrainedModel, rollout: int) -> None:

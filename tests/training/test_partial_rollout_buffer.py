@@ -40,7 +40,7 @@ def steps_of(carried: PartialRolloutBuffer, steps: range, total: int, **changes:
     """The prompts that each step trains on."""
     found = []
     for step in steps:
-        advanced = carried.advance(
+        mine, _ = carried.advance(
             step,
             total,
             **{
@@ -52,9 +52,9 @@ def steps_of(carried: PartialRolloutBuffer, steps: range, total: int, **changes:
                 **changes,
             },
         )
-        assert all(group.whole for group in advanced.whole)
+        assert all(group.whole for group in mine)
         carried.commit()
-        found.append([group.prompt.id for group in advanced.whole])
+        found.append([group.prompt.id for group in mine])
     return found
 
 

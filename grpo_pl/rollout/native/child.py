@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -79,6 +79,4 @@ class NativeWorker:
             load_whole(self.model, whole)
 
     def generate(self, request: GenerateRequest, *, progress: ProgressFn, should_stop: Callable[[], bool]) -> Rollout:
-        rollout = self.engine.generate(self.model, request, progress=progress, should_stop=should_stop)
-        tensors: dict[str, Any] = {name: value.cpu() for name, value in vars(rollout).items() if torch.is_tensor(value)}
-        return replace(rollout, **tensors)
+        return self.engine.generate(self.model, request, progress=progress, should_stop=should_stop).to("cpu")
