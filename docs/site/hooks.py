@@ -37,7 +37,8 @@ def on_page_content(content: str, **_: Any) -> str:
 
 
 def _mathml(formula: str, *, block: bool) -> str:
-    return latex2mathml.converter.convert(formula.strip(), display="block" if block else "inline")
+    shown = latex2mathml.converter.convert(formula.strip(), display="block" if block else "inline")
+    return f'<div class="formula">{shown}</div>' if block else shown
 
 
 def _from_top(link: re.Match[str]) -> str:

@@ -50,7 +50,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]
     from mkdocs.config import load_config
 
     folder = tmp_path_factory.mktemp("site")
-    kept = "*.md\nreference/\nsite/*.py\nplots/*.py\nplots/*.csv\n!index.md\n!scaling.md\n"
+    kept = "*.md\nreference/\nsite/*.py\nplots/*.py\nplots/*.csv\n!index.md\n!scaling.md\n!distillation.md\n!data.md\n"
     changed = {"site_dir": str(folder), "strict": False, "plugins": ["search"], "nav": None, "exclude_docs": kept}
     build(load_config(str(ROOT / "mkdocs.yml"), **changed))
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder)))
@@ -69,13 +69,14 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @needs_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_front_page_can_be_read_and_asks_for_nothing_from_outside(
-    site: tuple[Path, str], browser: Browser, scheme: str
+@pytest.mark.parametrize("page", ["", "distillation/", "data/"])  # which have formulas and code
+def test_a_page_can_be_read_and_asks_for_nothing_from_outside(
+    site: tuple[Path, str], browser: Browser, scheme: str, page: str
 ) -> None:
     browser.show_at(1280, scheme=scheme)
-    browser.open(site[1])
+    browser.open(site[1] + page)
     browser.run("localStorage.clear()")  # where the page keeps the scheme of the visit before
-    browser.open(site[1])
+    browser.open(site[1] + page)
     assert browser.run("return document.body.dataset.mdColorScheme") == {"light": "default", "dark": "slate"}[scheme]
     for width in (1280, 390):
         browser.show_at(width, scheme=scheme)
