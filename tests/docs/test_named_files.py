@@ -43,6 +43,19 @@ def test_the_reference_shows_each_module_once() -> None:
     assert shown and [name for name, times in shown.items() if times > 1] == []
 
 
+def test_the_version_and_its_date_are_the_same_everywhere() -> None:
+    places = {
+        "pyproject.toml": r'^version = "(.*)"',
+        "grpo_pl/__init__.py": r'^__version__ = "(.*)"',
+        "CITATION.cff": r"^version: (.*)",
+        "CHANGELOG.md": r"^## (\d\S*)",
+    }
+    found = {re.findall(pattern, (ROOT / file).read_text(), re.MULTILINE)[0] for file, pattern in places.items()}
+    assert len(found) == 1
+    (released,) = re.findall(r"^date-released: (.*)", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert f"## {found.pop()} - {released}\n" in (ROOT / "CHANGELOG.md").read_text()
+
+
 def test_the_page_on_data_names_every_source() -> None:
     code = "\n".join(file.read_text() for file in (ROOT / "grpo_pl" / "data").rglob("*.py"))
     sources = set(re.findall(r"^class (\w+Prompts)\(", code, re.MULTILINE)) - {
