@@ -194,11 +194,11 @@ def table(rows: list[dict[str, Any]]) -> str:
     """The runs as Markdown, in the order of ``TASKS``."""
     names = list(TASKS)
     columns = ["task", "settings", "width", "cold start", "rollouts", "seed", "held-out pass@1", "learned"]
-    lines = [f"| {' | '.join([*columns, 'threads', 's'])} |", "|" + "---|" * (len(columns) + 2)]
-    for row in sorted(rows, key=lambda row: (names.index(row["task"]) if row["task"] in names else 99, row["seed"])):
+    lines = [f"| {' | '.join([*columns, 'minutes', 'CPU s'])} |", "|" + "---|" * (len(columns) + 2)]
+    for row in sorted(rows, key=lambda row: (names.index(row["task"]), row.get("rows", 0), row["seed"])):
         settings = ", ".join(f"`{name}: {value}`" for name, value in row["settings"].items())
         settings = f"{row['rows']:,} rows" if "rows" in row else settings or "its own"
-        time_spent = [str(row["threads"]), f"{row['seconds']:.0f}"]
+        time_spent = [f"{row['minutes']:g}", f"{row['cpu_seconds']:.0f}"]
         name = f"`{row['task'].partition(':')[2]}`"
         if "error" in row:
             cells = [name, settings, "", "", "", str(row["seed"]), row["error"], "no", *time_spent]
@@ -217,8 +217,7 @@ def table(rows: list[dict[str, Any]]) -> str:
                 *time_spent,
             ]
         lines.append(f"| {' | '.join(cells)} |")
-    first = [row for row in rows if row["seed"] == 0]
-    return "\n".join([*lines, f"With seed 0: {sum(map(learned, first))} of {len(first)} learned."])
+    return "\n".join([*lines, f"{sum(map(learned, rows))} of {len(rows)} runs learned."])
 
 
 def main() -> None:
