@@ -5,6 +5,7 @@ verifiers may need an environment of its own: ``$GRPO_PL_VERIFIERS_PYTHON`` name
 
 import importlib.util
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from grpo_pl.environments.verifiers_tasksets import VerifiersEnvironment
 PLUGINS = Path(__file__).parents[1] / "plugins"
 PYTHON = os.environ.get("GRPO_PL_VERIFIERS_PYTHON", "")
 KIND = "grpo_pl.environments.verifiers_tasksets.VerifiersEnvironment"
+PATIENT = PoolLimits(reset_timeout_s=240.0, step_timeout_s=240.0)
 HERE = {"runtime": {"type": "subprocess"}}
 needs_verifiers = pytest.mark.skipif(
     not PYTHON and importlib.util.find_spec("verifiers") is None, reason="verifiers is not installed"
@@ -46,6 +48,20 @@ def test_the_weighted_rewards_of_the_task_are_the_reward() -> None:
 
 
 @needs_verifiers
+@pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not installed")
+def test_the_null_harness_of_verifiers_plays_as_it_is() -> None:
+    env = {"taskset": {"id": "vf-sums"}, "agent": {"harness": {"id": "null"}, **HERE}}
+    passed = [name for name in ("SSL_CERT_FILE",) if name in os.environ]  # for uv
+    with EnvironmentPool(VerifiersEnvironment(**environment("", env=env, passed=passed)), PATIENT) as pool:
+        pool.reset(0, seed=0, row=pool.tasks()[1])
+        start = pool.collect_all()[0]
+        assert start.observation == [{"role": "user", "content": "1+2="}], start.detail
+        pool.step(0, "3")
+        end = pool.collect_all()[0]
+    assert (end.status, end.reward) == ("ok", 1.25), end.detail
+
+
+@needs_verifiers
 def test_an_environment_of_several_turns_is_played_by_its_own_rules() -> None:
     env = {"taskset": {"id": "vf-guess"}, "player": HERE}
     with EnvironmentPool(VerifiersEnvironment(**environment("", env=env, select={"limit": 4}))) as pool:
@@ -64,7 +80,7 @@ def test_an_environment_of_several_turns_is_played_by_its_own_rules() -> None:
 @needs_verifiers
 def test_a_tool_that_verifiers_serves_is_called_and_a_limit_ends_a_session_that_counts() -> None:
     calculator = VerifiersEnvironment(**environment("vf-calculator"), parser=TagCalls())
-    with EnvironmentPool(calculator, PoolLimits(reset_timeout_s=240.0, step_timeout_s=240.0)) as pool:
+    with EnvironmentPool(calculator, PATIENT) as pool:
         task = pool.tasks()[0]
         for number in range(2):
             pool.reset(number, seed=0, row=task)
