@@ -19,7 +19,7 @@ import torch
 
 from grpo_pl.data.demonstrations import Demonstration, draw_in_passes, read_demonstrations
 from grpo_pl.environments.base import Environment, Player, PolicyFault, Transition, play, text_of
-from grpo_pl.environments.pool import EnvironmentPool
+from grpo_pl.environments.pool import EnvironmentPool, PoolLimits
 from grpo_pl.files.cache import cache_root
 from grpo_pl.files.writing import staged_folder, system_errors
 from grpo_pl.functional.argument_checks import check_choice
@@ -267,13 +267,15 @@ class Stage:
 
     environment: Environment
     plain: PlainTurns = PlainTurns()  # noqa: RUF009 - frozen
+    limits: PoolLimits = PoolLimits()  # noqa: RUF009 - frozen
+    """Of agents, whose sessions have processes of their own."""
     _pool: list[EnvironmentPool] = field(default_factory=list, init=False, repr=False)
 
     @contextmanager
     def open(self) -> Iterator[None]:
         """The environment, prepared; agents have processes of their own."""
         if self.environment.writes_prompt:
-            with EnvironmentPool(self.environment) as pool:
+            with EnvironmentPool(self.environment, self.limits) as pool:
                 pool.start()
                 self._pool[:] = [pool]
                 try:

@@ -168,7 +168,7 @@ class PolicyModule(LightningModule):
         """The environment for the demonstrations of a cold start."""
         if self.environment is None:
             return None
-        return Stage(environment=self.environment, plain=self.episodes.plain_turns)
+        return Stage(environment=self.environment, plain=self.episodes.plain_turns, limits=self.episodes)
 
     @property
     def _start(self) -> ColdStart | None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from grpo_pl.data.tasks.generated import GeneratedPrompts
-from grpo_pl.environments import Environment, EnvironmentPool, Player, PolicyFault, Transition
+from grpo_pl.environments import Environment, EnvironmentPool, Player, PolicyFault, PoolLimits, Transition
 from grpo_pl.environments.openai_agent import AgentEnvironment
 from grpo_pl.environments.tool_calls import TagCalls
 from grpo_pl.policy.dialogue import Dialogue, PlainTurns
@@ -201,6 +201,15 @@ def test_a_file_of_exchanges_is_learnt_as_episodes(tmp_path: Path) -> None:
     assert (_text(found.prompt), _text(found.completion)) == ("?", "a<eos>[b]c<eos>")
     with pytest.raises(ValueError, match=r"shown\.jsonl holds episodes of several turns: set model\.environment"):
         cold.ensure(POLICY, PromptTemplate(), Words(), device=CPU)
+
+
+def test_the_demonstrations_of_an_agent_have_the_limits_of_the_run() -> None:
+    agents = Path(__file__).parents[1] / "plugins" / "user_agents.py"
+    agent = AgentEnvironment(agent=f"{agents}:wayward", rewarded_by="agent")
+    stage = Stage(environment=agent, limits=PoolLimits(step_timeout_s=0.5))
+    problem = Problem(id=1, question="?", answer="", columns={"deed": "hang"})
+    with stage.open(), pytest.raises(ValueError, match=r"timeout: step took longer than 0\.5 s"):
+        stage.demonstrations([(problem, ["a", "b"], 0)])
 
 
 def test_the_demonstrations_of_an_agent_are_what_it_asked_and_heard() -> None:
