@@ -125,6 +125,8 @@ def test_single_turns_train_for_five_rollouts(five_rollouts: Callable[..., list[
 
 
 @needs_verifiers
+@pytest.mark.slow  # verifiers starts two processes of Python for each session's tool
+@pytest.mark.timeout(900)
 def test_a_taskset_with_a_tool_trains_for_five_rollouts(five_rollouts: Callable[..., list[dict[str, Any]]]) -> None:
     parser = {"class_path": "grpo_pl.environments.tool_calls.TagCalls"}
     sessions = five_rollouts("tools", KIND, shown=True, group_size=2, **environment("vf-calculator"), parser=parser)
