@@ -192,10 +192,10 @@ def learned(row: dict[str, Any]) -> bool:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The runs as Markdown, in the order of ``TASKS``."""
-    names = list(TASKS)
+    places = {task: place for place, task in enumerate(TASKS)}
     columns = ["task", "settings", "width", "cold start", "rollouts", "seed", "held-out pass@1", "learned"]
     lines = [f"| {' | '.join([*columns, 'minutes', 'CPU s'])} |", "|" + "---|" * (len(columns) + 2)]
-    for row in sorted(rows, key=lambda row: (names.index(row["task"]), row.get("rows", 0), row["seed"])):
+    for row in sorted(rows, key=lambda row: (places.get(row["task"], 99), row.get("rows", 0), row["seed"])):
         settings = ", ".join(f"`{name}: {value}`" for name, value in row["settings"].items())
         settings = f"{row['rows']:,} rows" if "rows" in row else settings or "its own"
         time_spent = [f"{row['minutes']:g}", f"{row['cpu_seconds']:.0f}"]
@@ -220,6 +220,10 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join([*lines, f"{sum(map(learned, rows))} of {len(rows)} runs learned."])
 
 
+KEY = ("task", "seed", "minutes", "rows")
+"""What makes two runs of a record the same."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS))
@@ -234,25 +238,23 @@ def main() -> None:
         arguments.keep.mkdir(parents=True, exist_ok=True)
     for task in () if arguments.table else arguments.tasks:
         for seed in arguments.seeds:
-            if any("error" not in row for row in _of(arguments.output, task, seed)):
+            rows = (arguments.rows or TASKS[task]) if task.startswith("csv:") else None
+            same = (task, seed, arguments.minutes, rows)
+            there = [row for row in _runs(arguments.output) if tuple(map(row.get, KEY)) == same]
+            if any("error" not in row for row in there):
                 continue
             folder = Path(tempfile.mkdtemp(prefix=f"{task.replace(':', '-')}-{seed}-", dir=arguments.keep))
-            row = run(task, seed, folder, arguments.rows or TASKS.get(task), arguments.minutes)
+            row = run(task, seed, folder, rows, arguments.minutes)
             if arguments.keep is None:
                 shutil.rmtree(folder)
             print(json.dumps(row), flush=True)
-            failed = _of(arguments.output, task, seed)
-            _write(arguments.output, [*(other for other in _runs(arguments.output) if other not in failed), row])
+            _write(arguments.output, [*(other for other in _runs(arguments.output) if other not in there), row])
     print(table(_runs(arguments.output)))
 
 
 def _runs(record: Path) -> list[dict[str, Any]]:
     runs: list[dict[str, Any]] = json.loads(record.read_text())["runs"] if record.is_file() else []
     return runs
-
-
-def _of(record: Path, task: str, seed: int) -> list[dict[str, Any]]:
-    return [row for row in _runs(record) if (row["task"], row["seed"]) == (task, seed)]
 
 
 def _write(record: Path, runs: list[dict[str, Any]]) -> None:

@@ -75,6 +75,7 @@ def check_start(
         for teacher in module.teacher_configs.values():
             if teacher.url is None:
                 check_weights(teacher.model)
+    check_shown(module, data)
     derived = module.derive_defaults(data)
     tokenizer = load_tokenizer(module.policy_config)
     StopStrings.of(module.sampling, tokenizer, module.template.prefill)  # refuses those that no text can hold
@@ -137,6 +138,18 @@ def prompt_encoding(module: GRPOModule, tokenizer: PreTrainedTokenizerBase) -> t
     elif context is not None:
         fits = Fits(dialogue.prompt_ids, context=context, length=module.sampling.max_completion_length)
     return dialogue, fits, context
+
+
+def check_shown(module: GRPOModule, data: RolloutDataModule) -> None:
+    """Refuses to keep problems for demonstrations that nobody shows: no rollout would ever ask them."""
+    start, beside = module.cold_start, module.demonstrations
+    shows = (start is not None and start.demonstrations is None) or (beside is not None and beside.file is None)
+    for leaf in () if shows else data.source.leaves().values():
+        if (share := getattr(leaf, "demonstrated_share", 1.0)) < 1.0:
+            raise ValueError(
+                f"data.source.demonstrated_share is {share:g}, but the run shows no demonstration of the source, and "
+                "rollouts would never ask that part: set it to 1."
+            )
 
 
 def check_trainer(settings: Any, *, strategy_checked: bool = False) -> None:

@@ -157,7 +157,7 @@ class RowPrompts(PromptSource):
         train, val = Rows(self, reader), Rows(self, further or reader)
         held_out = set[int]()
         for number, place, key in () if further is None else self._readable(further, "val"):
-            val.add(number, place)
+            val.add(number, place, key)
             held_out.add(key)
         if self.validates_only:
             return {"train": train, "val": val}
@@ -167,13 +167,13 @@ class RowPrompts(PromptSource):
         repeated = unwanted = 0
         for number, place, key in self._readable(reader, "train"):
             if further is None and row_key(self.seed, "split", key) % 10**6 < self.val_share * 10**6:
-                val.add(number, place)
+                val.add(number, place, key)
             elif key in held_out:
                 repeated += 1
             elif wanted is not None and key not in wanted:
                 unwanted += 1
             else:
-                train.add(number, place)
+                train.add(number, place, key)
         if repeated:
             self.notes.append(f"{repeated} training rows left out: their questions are held out.")
         if not len(train) + unwanted:
@@ -256,30 +256,33 @@ class Rows(Problems):
 
     def __init__(self, source: RowPrompts, reader: RowReader) -> None:
         self.source, self.reader = source, reader
-        self.numbers, self.places = array("q"), array("q")
+        self.numbers, self.places, self.keys = array("q"), array("q"), array("q")
         self._parts: dict[bool, Sequence[int]] = {}
 
     def part(self, demonstrated_share: float, step: int) -> Sequence[int]:
         """The indices of the rows that a cold start shows (``step`` below 0), or else of those that rollouts ask."""
-        if demonstrated_share >= 1.0:
+        if demonstrated_share == 1.0:
             return range(len(self))
         if not self._parts:
             for shown in (True, False):
-                numbers = enumerate(self.numbers)
-                of_part = (i for i, n in numbers if is_of_part(demonstrated_share, -shown, self.source.seed, n))
+                keys = enumerate(self.keys)
+                of_part = (i for i, key in keys if is_of_part(demonstrated_share, -shown, self.source.seed, key))
                 self._parts[shown] = array("q", of_part)
         return self._parts[step < 0]
 
-    def add(self, number: int, place: int) -> None:
+    def add(self, number: int, place: int, key: int) -> None:
+        """Adds a row; ``key`` is the same for all rows of its question."""
         self.numbers.append(number)
         self.places.append(place)
+        self.keys.append(key)
 
     def leave_out(self, numbers: Set[int]) -> None:
         """Forgets the rows of these numbers."""
         stay = [i for i, number in enumerate(self.numbers) if number not in numbers]
         self.numbers = array("q", (self.numbers[i] for i in stay))
-        self._parts = {}
         self.places = array("q", (self.places[i] for i in stay))
+        self.keys = array("q", (self.keys[i] for i in stay))
+        self._parts = {}
 
     def at(self, indices: Sequence[int]) -> list[Problem]:
         return list(self._read(indices))

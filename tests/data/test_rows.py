@@ -51,6 +51,13 @@ def test_the_rows_of_a_cold_start_are_never_asked_by_a_rollout(tmp_path: Path) -
     asked = {row.id for step in range(9) for row in source.prompts(step, count=10)}
     assert len(shown) == source.demonstrated() and shown | asked == set(range(1, 61)) and not shown & asked
     assert 20 <= len(shown) <= 40
+    twice = tmp_path / "twice.jsonl"  # a question that is shown in one row is not asked in another
+    twice.write_text("".join(json.dumps({"question": f"{i % 30}?", "answer": str(i)}) + "\n" for i in range(60)))
+    rows = JsonLinesPrompts(path=str(twice), val_share=0.0, demonstrated_share=0.5)
+    parts = [
+        {row.question for step in steps for row in rows.prompts(step, count=4)} for steps in (range(-9, 0), range(9))
+    ]
+    assert parts[0] and parts[1] and not parts[0] & parts[1]
     source.leave_out({"train": shown})
     with pytest.raises(ValueError, match=r"of which a step of this kind may take 0, .* lower model.cold_start"):
         source.prompts(-1, count=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 
@@ -36,6 +37,8 @@ def new(
     from grpo_pl.tools.scaffold.pretrained import Pretrained
     from grpo_pl.tools.scaffold.writing import check_folder, write_task
 
+    if not (math.isfinite(minutes) and minutes > 0):
+        raise ValueError(f"--minutes must be a number above 0, got {minutes:g}.")
     if lora is not None and policy is None:
         raise ValueError("--lora is about a pretrained model: name it by --policy.")
     quiet_libraries()

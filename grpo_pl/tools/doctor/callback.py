@@ -98,7 +98,7 @@ class Doctor(StepCallback):
             problems=self.problems(data),
             answers=self.answers(),
             rollouts=self.measured,
-            held_out=held_out_share(module.held_out) if len(self.measured) <= MIN_ROLLOUTS else None,  # it learns
+            held_out=held_out_share(module, data) if len(self.measured) <= MIN_ROLLOUTS else None,  # it learns
         )
 
     def problems(self, data: RolloutDataModule) -> ProblemStatistics | None:

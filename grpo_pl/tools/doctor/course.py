@@ -11,7 +11,8 @@ from rich.console import Console
 
 from grpo_pl.callbacks.lightning_loops import completed_rollouts
 from grpo_pl.data.datamodule import RolloutDataModule
-from grpo_pl.tools.doctor.finding import Finding
+from grpo_pl.functional.estimates import paired_difference
+from grpo_pl.tools.doctor.finding import Finding, enough
 from grpo_pl.tools.doctor.rollouts import measure_rollout, run_settings
 from grpo_pl.tools.doctor.rules import findings, held_out_share, memorised
 from grpo_pl.tools.doctor.run_statistics import RolloutStatistics, RunStatistics
@@ -24,6 +25,8 @@ PART = 3
 LOOKED_AT = 5
 """… and gives a reason from so many rollouts before it."""
 SOLVED = 0.95
+FEWEST = 10
+"""Held-out problems below which the line gives no verdict."""
 
 
 class MidCourse(StepCallback):
@@ -51,47 +54,49 @@ class MidCourse(StepCallback):
         if trainer.state.fn != "fit" or trainer.sanity_checking or not trainer.is_global_zero:
             return
         module = cast(GRPOModule, pl_module)
-        now = {
-            f"{key}/{problem}": share
-            for key, found in module.held_out.items()
-            if key.endswith("/pass@1")
-            for problem, share in found.problems.items()
+        data = cast(RolloutDataModule, trainer.datamodule)  # type: ignore[attr-defined]
+        now = {  # of whole sets: the sources of a mixed one are in it
+            f"{name}/{problem}": share
+            for name in data.held_out()
+            if (result := module.held_out.get(f"{name}/pass@1")) is not None
+            for problem, share in result.problems.items()
         }
-        rollouts = cast(RolloutDataModule, trainer.datamodule).steps  # type: ignore[attr-defined]
-        done = completed_rollouts(trainer)
+        rollouts, done = data.steps, completed_rollouts(trainer)
         if done == 0 or not self._first:
             self._first = now
         elif done < rollouts and not self._said and done >= rollouts // PART:
             self._said = True
-            reasons = findings(self._statistics(module, rollouts))
+            seen = self._statistics(module, data)
+            reasons = findings(seen) if self._recent else None  # none has been seen since a resume
             self.say(f"After {done} of {rollouts} rollouts: {course(self._first, now, reasons)}")
-        elif done >= rollouts and self._recent and (found := memorised(self._statistics(module, rollouts))):
+        elif done >= rollouts and enough(seen := self._statistics(module, data)) and (found := memorised(seen)):
             self.say(str(Finding(code="D02", name="memorised", figure=found[0], sentence=found[1], field=found[2])))
 
-    def _statistics(self, module: GRPOModule, rollouts: int) -> RunStatistics:
+    def _statistics(self, module: GRPOModule, data: RolloutDataModule) -> RunStatistics:
         groups = self._recent[-1].groups if self._recent else 1
-        settings = run_settings(module, rollouts=rollouts, prompts_per_step=groups)
-        return RunStatistics(settings=settings, rollouts=self._recent, held_out=held_out_share(module.held_out))
+        settings = run_settings(module, rollouts=data.steps, prompts_per_step=groups)
+        return RunStatistics(settings=settings, rollouts=self._recent, held_out=held_out_share(module, data))
 
     def say(self, line: str) -> None:
         """One line on the terminal."""
         Console(stderr=True).print(f"{line} (docs/doctor.md)", highlight=False, soft_wrap=True, markup=False)
 
 
-def course(first: Mapping[str, float], now: Mapping[str, float], reasons: list[Finding]) -> str:
-    """The change of held-out pass@1 since the first validation with its 95 % interval, of the mean difference of the
-    same problems, and the first reason where it is not above 0."""
+def course(first: Mapping[str, float], now: Mapping[str, float], reasons: list[Finding] | None) -> str:
+    """The change of held-out pass@1 since the first validation with its 95 % interval (`paired_difference`), and where
+    that is not above 0 the first of the reasons; None: nobody has looked for them."""
     both = [name for name in first if name in now]
-    if not both:
-        return "no held-out problem was answered in both validations."
+    if len(both) < FEWEST:
+        return f"{len(both)} held-out problems were answered in both validations: too few to say if it is learning."
     before, after = (torch.tensor([of[name] for name in both], dtype=torch.float64) for of in (first, now))
-    change = after - before
-    margin = 1.96 * change.std().item() / len(both) ** 0.5 if len(both) > 1 else 1.0
-    low, high = change.mean().item() - margin, change.mean().item() + margin
+    change = paired_difference(after, before)
+    low, high = change.low, change.high
     solved = high >= 0 and after.mean().item() >= SOLVED
     verdict = "learning" if low > 0 else "getting worse" if high < 0 else "solved" if solved else "no gain yet"
     figures = f"held-out pass@1 {before.mean():.3f} → {after.mean():.3f} (change {low:+.3f} … {high:+.3f})"
     if low > 0 or solved:
+        return f"{verdict}, {figures}."
+    if reasons is None:
         return f"{verdict}, {figures}."
     why = f" {reasons[0]}" if reasons else " No finding of the doctor explains it: more rollouts may."
     return f"{verdict}, {figures}.{why}"

@@ -6,13 +6,15 @@ Each rule is a pure function of `RunStatistics`. ``docs/doctor.md`` has the figu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from grpo_pl.evaluation.held_out import MetricResult
+from grpo_pl.data.datamodule import RolloutDataModule
+from grpo_pl.data.sources import PromptSource
 from grpo_pl.functional.estimates import Estimate
 from grpo_pl.tools.doctor.finding import FEW_MIXED, MIN_GROUPS, MOSTLY, Finding, Found, Rule, enough
 from grpo_pl.tools.doctor.rules_of_updates import fast, faster_in_bfloat16, half_precision, no_update, slow
 from grpo_pl.tools.doctor.run_statistics import RewardStatistics, RunStatistics
+from grpo_pl.training.module import GRPOModule
 
 MIN_COMPLETIONS = 32
 """Fewer say nothing about shares."""
@@ -72,10 +74,14 @@ def too_hard(s: RunStatistics) -> Found:
     return _equal_groups(s, s.share("right") <= RARELY, told, field)
 
 
-def held_out_share(held_out: Mapping[str, MetricResult]) -> Estimate | None:
-    """pass@1 of the one set of held-out problems; None of several sets, which may be of another kind."""
-    found = held_out.get("val/pass@1")
-    return None if found is None else found.estimate()
+def held_out_share(module: GRPOModule, data: RolloutDataModule) -> Estimate | None:
+    """pass@1 of the source's own held-out problems; None where training asks others than these: a file of its own, kept
+    or chosen problems, groups that are drawn until they differ."""
+    source, found = data.source, module.held_out.get("val/pass@1")
+    chosen = module.algorithm.dynamic_sampling or type(source).observe is not PromptSource.observe
+    leaves = source.leaves().values()
+    other = any(getattr(leaf, "kept", None) or getattr(leaf, "val_path", None) for leaf in leaves)
+    return None if found is None or chosen or other else found.estimate()
 
 
 def memorised(s: RunStatistics) -> Found:
@@ -87,8 +93,9 @@ def memorised(s: RunStatistics) -> Found:
         right - held_out.value,
         f"{right:.1%} of {s.total('completions')} training completions are right, but {held_out.value:.1%} of the "
         f"held-out ones ({held_out.low:.1%} … {held_out.high:.1%}): training problems are known by heart.",
-        "model.cold_start.steps (fewer), data.source.demonstrated_share (0.5 keeps half of the problems for rollouts), "
-        "or data.source (more problems, or a generator)",
+        "data.source (more problems, or a generator)"
+        + ", model.cold_start.steps (fewer), or data.source.demonstrated_share (0.5 keeps half of the problems for "
+        "rollouts, where the source has it)" * s.settings.cold_start,
     )
 
 

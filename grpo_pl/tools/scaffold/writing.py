@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from string import Template
 from types import ModuleType
@@ -32,7 +33,9 @@ from grpo_pl.training.defaults import SCRATCH_BATCH
 
 TEMPLATES = Path(__file__).parent / "templates"
 CHECKED = 16
-"""Demonstrations that the reward has to find right."""
+"""Demonstrations that the reward has to find right, at most."""
+FEWEST_ROWS = 8
+"""Of a file, for a cold start and for rollouts each."""
 MINUTES = 6.0
 FEW_ROWS = 1000
 """Training rows below which a rule is seldom learned from nothing: docs/tuning.md has what files gave."""
@@ -158,6 +161,11 @@ def _small_policy(
         if rows is not None:
             demonstrated = source.demonstrated()
             asked = len(rows) - (demonstrated or 0)
+            if min(demonstrated or 0, asked) < FEWEST_ROWS:
+                raise ValueError(
+                    f"{len(rows)} training rows are too few to share between a cold start and rollouts: give "
+                    f"{3 * FEWEST_ROWS} or more, or a pretrained model by --policy."
+                )
         samples, written, demonstrations, shape = 4 + 1, texts.written, texts.shown, shape_for(texts.row)
         given = {
             "context": texts.context,
@@ -183,7 +191,7 @@ def _small_policy(
     )
     if demonstrated is not None and asked is not None:
         say(_of_rows(demonstrated, asked, held_out, chosen))
-    config |= {"steps": chosen.rollouts, "interval": max(1, chosen.rollouts // 3), "prompts": chosen.prompts}
+    config |= {"steps": chosen.rollouts, "interval": -(-chosen.rollouts // 3), "prompts": chosen.prompts}
     write({**config, "cold_steps": chosen.steps})
     say(f"Of {minutes:g} minutes (--minutes):\n{chosen.table()}")
 
@@ -221,7 +229,8 @@ _FROM_DATA = "    characters: from_data  # those of ASCII and all others that th
 
 def _check_demonstrations(source: PromptSource, reward: Reward) -> None:
     """Refuses a task whose reward finds the source's own demonstrations wrong."""
-    problems = source.prompts(0, count=CHECKED)
+    rows = source.problems("train")
+    problems = source.prompts(0, count=CHECKED) if rows is None else list(islice(rows, CHECKED))
     texts = [str(source.demonstration(problem, random.Random(0))) for problem in problems]
     columns = {key: [problem.columns.get(key) for problem in problems] for key in problems[0].columns}
     scores = reward(texts, [problem.answer for problem in problems], columns)

@@ -59,7 +59,8 @@ def _codes(statistics: RunStatistics) -> list[str]:
 def _right(share: float, held_out: float) -> RunStatistics:
     right = round(64 * share)
     found = Estimate(value=held_out, low=held_out - 0.05, high=held_out + 0.05, problems=200, method="bootstrap")
-    return replace(HEALTHY, rollouts=[replace(ROLLOUT, right=right)] * 4, held_out=found)
+    shown = replace(SETTINGS, cold_start=True)
+    return replace(HEALTHY, settings=shown, rollouts=[replace(ROLLOUT, right=right)] * 4, held_out=found)
 
 
 def test_right_in_training_and_wrong_elsewhere_is_memorised() -> None:
@@ -75,15 +76,18 @@ def test_right_in_training_and_wrong_elsewhere_is_memorised() -> None:
 def test_the_course_goes_by_the_interval_of_the_change() -> None:
     first = {str(i): float(i % 2) for i in range(100)}
     better = {name: 1.0 if int(name) < 40 else share for name, share in first.items()}
-    assert course(first, better, []).startswith("learning, held-out pass@1 0.500 → 0.700 (change +0.121 … +0.279).")
+    assert course(first, better, []).startswith("learning, held-out pass@1 0.500 → 0.700 (change +0.117 … +0.275).")
     assert course(better, first, []).startswith(
-        "getting worse, held-out pass@1 0.700 → 0.500 (change -0.279 … -0.121)."
+        "getting worse, held-out pass@1 0.700 → 0.500 (change -0.275 … -0.117)."
     )
     reasons = findings(_right(1.0, 0.145))
-    assert course(first, first, reasons).endswith(f"(change +0.000 … +0.000). {reasons[0]}")
+    assert course(first, first, reasons).endswith(f"(change -0.019 … +0.019). {reasons[0]}")
     solved = dict.fromkeys(first, 1.0)
     said = course(solved, solved, reasons)
-    assert said.startswith("solved, ") and said.endswith("+0.000).")
+    assert said.startswith("solved, ") and said.endswith("+0.019).")
+    assert course(first, first, None).endswith("+0.019).")  # no rollout was seen since a resume
+    few = {"0": 0.0, "1": 0.5}
+    assert course(few, dict.fromkeys(few, 1.0), []).startswith("2 held-out problems were answered in both validations")
 
 
 def _rollouts(statistics: RunStatistics = HEALTHY, **changed: Any) -> RunStatistics:
