@@ -25,6 +25,7 @@ from grpo_pl.processes.variables import clean_environment
 
 FIXED = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """Orders of sets are part of what episodes show; and hundreds of processes share the machine."""
+_LISTING_S = 600.0
 _OF_AN_INTERPRETER = frozenset({"PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV"})
 """Variables that lead an interpreter to the libraries of another."""
 
@@ -113,11 +114,16 @@ class Processes:
             ValueError: it cannot list them, or its process has ended over it.
         """
         assert self._fork_server is not None
-        self._request(b"T", 0)
+        name = type(self.prototype).__name__
         try:
-            answer = json.loads(self._fork_server.channel.receive())
+            if not self._request(b"T", 0):
+                raise ChannelClosed
+            answer = json.loads(self._fork_server.channel.receive(_LISTING_S))
         except ChannelClosed:
-            raise ValueError(f"the process for {type(self.prototype).__name__} ended while it listed tasks.") from None
+            raise ValueError(f"the process for {name} ended while it listed tasks.") from None
+        except TimeoutError:
+            self._drop_fork_server()
+            raise ValueError(f"{name} has not listed its tasks in {_LISTING_S:g} s.") from None
         if "fault" in answer:
             raise ValueError(answer["fault"])
         return list(answer["tasks"])

@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from grpo_pl.environments.agent_session import MODEL
-from grpo_pl.environments.base import Observation, resolved
+from grpo_pl.environments.agent_session import MODEL, AgentSession
+from grpo_pl.environments.base import EpisodeEnded, Observation, resolved
 from grpo_pl.environments.openai_agent import AgentEnvironment
+
+_POLICY = f"openai-api/policy/{MODEL}"
+_TRUTHS = ("yes", "no", "true", "false")
 
 
 @dataclass(kw_only=True)
@@ -33,6 +36,9 @@ class InspectEnvironment(AgentEnvironment):
     def columns(self) -> Sequence[str]:
         return ("sample",)
 
+    def access(self, session: AgentSession) -> dict[str, str]:
+        return {}  # or a grader that the task names by "openai/…" would be the policy
+
     def prepare(self) -> None:
         """Imports inspect-ai, makes the task, and begins an evaluation of it, so that sessions find imported and built
         what they need.
@@ -43,14 +49,19 @@ class InspectEnvironment(AgentEnvironment):
         super().prepare()
         made = _load(self.task, json.dumps(self.task_args))
         _evaluate(made, "http://127.0.0.1:9/v1", "-", limit=1, run_samples=False)  # nobody answers there
+        _rows(self.task, json.dumps(self.task_args))
 
     def tasks(self) -> Iterator[Mapping[str, Any]]:
-        for number, sample in enumerate(_load(self.task, json.dumps(self.task_args)).dataset, 1):
-            question = sample.input if isinstance(sample.input, str) else "\n".join(m.text for m in sample.input)
-            answer = sample.target if isinstance(sample.target, str) else " | ".join(sample.target)
-            yield {"question": question, "answer": answer, "sample": number if sample.id is None else sample.id}
+        yield from _rows(self.task, json.dumps(self.task_args)).values()
 
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> tuple[Observation, Mapping[str, Any]]:
+        listed = _rows(self.task, json.dumps(self.task_args)).get(str(row["sample"]))
+        if listed is None or listed["question"] != row["question"]:
+            told = (
+                f"sample {row['sample']} asks something else here: if the task lists its samples in another order each "
+                "time, give its dataset a seed or ids."
+            )
+            raise EpisodeEnded("malformed", told, "environment")
         made = {"task": self.task, "task_args": json.dumps(self.task_args), "scorer": self.scorer}
         return super().reset(seed=seed, row={**row, "inspect": made})
 
@@ -67,14 +78,35 @@ def play(task: Mapping[str, Any], base_url: str, api_key: str) -> float | str | 
     log, samples = _evaluate(
         _load(made["task"], made["task_args"]), base_url, api_key, sample_id=[task["sample"]], epochs=1
     )
-    if log.error is not None:
-        raise RuntimeError(log.error.message)
+    if any(_is_graded_by_the_policy(sample) for sample in samples):
+        return "a scorer asks the policy itself: bind model_roles or name a model in it"
+    if log.error is not None or not samples:
+        raise RuntimeError(log.error.message if log.error else "no sample was played")
     scores = samples[0].scores or {}
+    if samples[0].error is not None and not scores:  # fail_on_error=False keeps it from the log
+        raise RuntimeError(samples[0].error.message)
     name = made["scorer"] or (next(iter(scores)) if len(scores) == 1 else "")
     if name not in scores:
         return f"scorer={name or '?'} is none of {', '.join(scores)}" if scores else None
     value = scores[name].value
-    return f"{name} gives a {type(value).__name__}" if isinstance(value, Mapping | list) else value_to_float()(value)
+    if isinstance(value, Mapping | list):
+        return f"{name} gives a {type(value).__name__}"
+    if isinstance(value, str) and value not in ("C", "P", "I", "N") and value.lower() not in _TRUTHS:
+        try:
+            return float(value)
+        except ValueError:  # which inspect-ai would take for 0
+            return f"{name} gives {value!r:.50}"
+    return value_to_float()(value)
+
+
+def _is_graded_by_the_policy(sample: Any) -> bool:
+    """A role that the task does not bind falls back to the model that is evaluated."""
+    scoring = False
+    for event in sample.events:
+        scoring = scoring or (event.event == "span_begin" and event.type == "scorers")
+        if scoring and event.event == "model" and event.model == _POLICY:
+            return True
+    return False
 
 
 def _evaluate(task: Any, base_url: str, api_key: str, **further: Any) -> tuple[Any, Any]:
@@ -82,11 +114,23 @@ def _evaluate(task: Any, base_url: str, api_key: str, **further: Any) -> tuple[A
     from inspect_ai import eval
     from inspect_ai.model import get_model
 
-    model = get_model(f"openai-api/policy/{MODEL}", base_url=base_url, api_key=api_key, memoize=False)
+    model = get_model(_POLICY, base_url=base_url, api_key=api_key, memoize=False)
     quiet = {"display": "none", "log_realtime": False, "score_display": False, "ctl_server": False}
     with tempfile.TemporaryDirectory() as folder:
         (log,) = eval(task, model=model, log_dir=folder, **quiet, **further)
         return log, list(log.samples or ())
+
+
+@functools.cache
+def _rows(reference: str, arguments: str) -> dict[str, dict[str, Any]]:
+    """The rows of a task's samples by their ids, or their positions where they have none."""
+    rows = {}
+    for number, sample in enumerate(_load(reference, arguments).dataset, 1):
+        question = sample.input if isinstance(sample.input, str) else "\n".join(m.text for m in sample.input)
+        answer = sample.target if isinstance(sample.target, str) else " | ".join(sample.target)
+        name = number if sample.id is None else sample.id
+        rows[str(name)] = {"question": question, "answer": answer, "sample": name}
+    return rows
 
 
 @functools.cache

@@ -26,7 +26,7 @@ from grpo_pl.environments.tool_calls import CallParser, HermesCalls
 from grpo_pl.processes.child_process import exit_name
 from grpo_pl.processes.resource_limits import forbid_inspection, kill_with_parent, set_limit
 
-_LONGEST_TOOLS = 3 * fork_server.LONGEST_INFO // 8
+_LONGEST_TOOLS = fork_server.LONGEST_INFO - 8192  # which warnings and numbers may take
 _LONGEST_RESULT = 1 << 15  # bytes, which a pipe takes without a reader
 
 
@@ -112,6 +112,10 @@ class AgentEnvironment(Environment):
     @property
     def observation_role(self) -> str:
         return self.parser.role
+
+    def access(self, session: AgentSession) -> dict[str, str]:
+        """The variables by which an agent finds the policy."""
+        return {"OPENAI_BASE_URL": session.base_url, "OPENAI_API_KEY": session.key}
 
     def prepare(self) -> None:
         """Imports the agent, from whose process all sessions are forked.
@@ -206,13 +210,15 @@ class AgentEnvironment(Environment):
         """
         assert self._session is not None
         offered = self._session.tools
-        if len(json.dumps(offered)) > _LONGEST_TOOLS:
-            raise EpisodeEnded("too_long", f"its tools take over {_LONGEST_TOOLS} characters.", "environment")
         try:
             self.parser.check({tool["function"]["name"]: tool for tool in offered})
-            return {"tools": offered, "told_tools": self.parser.told(offered) if offered else ""}
+            info = {"tools": offered, "told_tools": self.parser.told(offered) if offered else ""}
         except ValueError as error:
             raise EpisodeEnded("malformed", f"the agent's tools: {error}", "environment") from error
+        if len(json.dumps(info)) > _LONGEST_TOOLS:
+            told = f"its tools and their description take over {_LONGEST_TOOLS} characters."
+            raise EpisodeEnded("too_long", told, "environment")
+        return info
 
     def _reward(self) -> float:
         """The reward of an agent that has ended.
@@ -247,8 +253,7 @@ class AgentProcess:
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this process
         self._results, results = os.pipe()
         self._status: int | None = None  # until it has ended
-        access = {"OPENAI_BASE_URL": session.base_url, "OPENAI_API_KEY": session.key}
-        variables = {**os.environ, **environment.variables, **access}
+        variables = {**os.environ, **environment.variables, **environment.access(session)}
         if environment.command:
             self.pid = self._started(environment, session, json.dumps(task, default=str), variables)
         else:

@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from grpo_pl.environments.agent_session import MODEL
+from grpo_pl.environments.agent_session import MODEL, AgentSession
 from grpo_pl.environments.base import Observation
 from grpo_pl.environments.openai_agent import AgentEnvironment
+
+_KEY = "GRPO_PL_SESSION_KEY"
+"""Variable with the session's key; OPENAI_API_KEY may be that of a judge."""
 
 
 @dataclass(kw_only=True)
@@ -35,6 +38,9 @@ class VerifiersEnvironment(AgentEnvironment):
     @property
     def columns(self) -> Sequence[str]:
         return ("task",)
+
+    def access(self, session: AgentSession) -> dict[str, str]:
+        return {_KEY: session.key}
 
     def prepare(self) -> None:
         """Imports verifiers and loads the environment.
@@ -65,8 +71,8 @@ class VerifiersEnvironment(AgentEnvironment):
         return super().reset(seed=seed, row={**row, "env": json.dumps(self.env)})
 
 
-async def play(task: Mapping[str, Any], base_url: str, api_key: str) -> float | None:
-    """Plays one episode; its reward, or None where the task has none or scoring did not end.
+async def play(task: Mapping[str, Any], base_url: str, api_key: str) -> float | str | None:
+    """Plays one episode; its reward, None where the task has none or scoring did not end, or why there is no reward.
 
     Raises:
         RuntimeError: the episode failed.
@@ -76,13 +82,16 @@ async def play(task: Mapping[str, Any], base_url: str, api_key: str) -> float | 
     env, seat = _load(task["env"])
     kind = type(env.taskset).task_type()
     given = kind(kind.data_type().model_validate_json(task["task"]), env.config.taskset.task)
-    client = vf.EvalClientConfig(base_url=base_url, api_key_var="OPENAI_API_KEY")  # which holds api_key
+    client = vf.EvalClientConfig(base_url=base_url, api_key_var=_KEY)  # which holds api_key
     async with env.serving():
         episode = await env.run_episode(given, vf.ModelContext(model=MODEL, client=client))
     if not episode.ok:
         fault = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)][-1]
         raise RuntimeError(f"{fault.type}: {fault.message[-600:]}")
-    (trace,) = [trace for trace in episode.traces if trace.agent.name == seat]
+    traces = [trace for trace in episode.traces if trace.agent.name == seat]
+    if len(traces) != 1:
+        return f"the policy's seat was played {len(traces)} times"
+    (trace,) = traces
     paid = list(trace.rewards.values())
     return None if not paid or None in paid else trace.reward
 
@@ -110,6 +119,10 @@ def _load(config: str) -> tuple[Any, str]:
     if len(seats) != 1:
         told = f"{len(seats)} seats of env have no client of their own ({', '.join(seats)})"
         raise ValueError(f"the policy plays one seat, and {told}.")
+    if env.config.id == "best-of-n":
+        raise ValueError(
+            "best-of-n plays the policy's seat several times: algorithm.group_size draws several sessions of a task."
+        )
     return env, seats[0]
 
 

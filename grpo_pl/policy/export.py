@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 CARD = "README.md"
 """File in the folder with the model card, which the hub shows."""
 
-_AGENTS = (".AgentEnvironment", ".VerifiersEnvironment", ".InspectEnvironment")
 SAMPLING = ("max_completion_length", "thinking_budget", "stop", "stop_token_ids")
 """Fields of `SamplingParams` that the manifest keeps; the temperature is in ``transformers``' generation config."""
 
@@ -79,15 +78,19 @@ def export_policy(
         ).save_pretrained(staging)
         tree = manifest(template, rewards, sampling)
         if environment is not None:
-            given = dict(environment)
-            if str(given.get("class_path")).endswith(_AGENTS):  # their variables may hold what is not to be published
-                given["init_args"] = {k: v for k, v in (given.get("init_args") or {}).items() if k != "variables"}
-            tree |= {"environment": given, "episodes": dict(episodes or {})}
+            tree |= {"environment": _published(environment), "episodes": dict(episodes or {})}
         tree["algorithm"] = dict(algorithm or {})
         tree |= {"precision": precision, "decoder": decoder}
         (staging / MANIFEST).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
         if card:  # in the place of the one that peft writes
             (staging / CARD).write_text(card, encoding="utf-8")
+
+
+def _published(value: Any) -> Any:
+    """Settings without what may hold a secret: variables of an agent, headers of a client."""
+    if isinstance(value, Mapping):
+        return {name: _published(each) for name, each in value.items() if name not in ("variables", "headers")}
+    return [_published(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def manifest(

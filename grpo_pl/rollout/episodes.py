@@ -438,11 +438,15 @@ class _Driver:
             row.finish = "environment"
         elif len(row.turns) == self.request.limits.max_turns:
             row.finish = "turns"
-        elif self.request.environment.writes_prompt and transition.info.get("segment", 0) == len(row.segments):
+        if row.finish is not None:
+            return
+        number = transition.info.get("segment", 0) if self.request.environment.writes_prompt else 0
+        if type(number) is not int or not 0 <= number <= len(row.segments):  # the word of an agent's process
+            return self._refuse(row, ValueError(f"there is no segment {number!r:.40}."))
+        if number == len(row.segments):
             self._begin_segment(row, transition)
         else:
-            if self.request.environment.writes_prompt:
-                row.at = row.segments[transition.info.get("segment", 0)]
+            row.at = row.segments[number]
             try:
                 dialogue = row.at.dialogue or self.request.dialogue
                 ids = dialogue.observation_ids(transition.observation, row.at.tokens[-1])
@@ -455,8 +459,8 @@ class _Driver:
 
     def _begin_segment(self, row: _Row, transition: Transition) -> None:
         """Goes on with another prompt of the row's agent, where there is room for it and an action."""
-        dialogue = self._dialogue_with(transition.info)
         try:
+            dialogue = self._dialogue_with(transition.info)
             prompt = self._written(dialogue, transition)
         except Exception as error:  # a template may raise anything
             return self._refuse(row, error, blame=self.request.environment.blame)

@@ -54,6 +54,7 @@ def test_tools_are_called_and_a_limit_ends_a_session_that_counts() -> None:
     [
         ({"task_args": {"scorers": "both"}}, "scorer=? is none of includes, digits"),
         ({"task_args": {"scorers": "undecided"}}, "undecided gives a dict"),
+        ({"task_args": {"scorers": "praises"}}, "praises gives"),
     ],
 )
 def test_a_scorer_that_gives_no_number_leaves_the_session_out(settings: dict[str, Any], told: str) -> None:
@@ -63,6 +64,35 @@ def test_a_scorer_that_gives_no_number_leaves_the_session_out(settings: dict[str
         pool.step(0, "2")
         end = pool.collect_all()[0]
     assert (end.status, end.blame) == ("no_reward", "environment") and told in end.detail
+
+
+def test_a_policy_that_would_grade_itself_is_paid_nothing() -> None:
+    with EnvironmentPool(InspectEnvironment(task=SUMS, task_args={"scorers": "asks_a_grader"})) as pool:
+        pool.reset(0, seed=0, row={"question": "1+1=", "sample": 1})
+        pool.collect_all()
+        for action in ("3", "C"):
+            pool.step(0, action)
+            end = pool.collect_all()[0]
+    assert (end.status, end.blame) == ("no_reward", "environment") and "a scorer asks the policy itself" in end.detail
+
+
+def test_an_answer_over_which_the_solver_raises_counts_0_though_the_task_goes_on() -> None:
+    with EnvironmentPool(InspectEnvironment(task=SUMS.replace(":sums", ":numbers"))) as pool:
+        pool.reset(0, seed=0, row={"question": "1+1=", "sample": 1})
+        pool.collect_all()
+        pool.step(0, "two")
+        end = pool.collect_all()[0]
+    assert (end.status, end.blame) == ("raised", "policy") and "invalid literal for int()" in end.detail
+
+
+def test_a_sample_that_is_another_one_here_is_no_fault_of_the_policy() -> None:
+    with EnvironmentPool(InspectEnvironment(task=SUMS.replace(":sums", ":shuffled"))) as pool:
+        rows = pool.tasks()
+        pool.reset(0, seed=0, row={**rows[0], "sample": 2})
+        pool.reset(1, seed=0, row=rows[0])
+        starts = pool.collect_all()
+    assert starts[0].blame == "environment" and "give its dataset a seed or ids" in starts[0].detail
+    assert starts[1].status == "ok", starts[1].detail
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,10 @@
 from typing import Any
 
 from inspect_ai import Task, task
-from inspect_ai.dataset import Sample
+from inspect_ai.dataset import MemoryDataset, Sample
+from inspect_ai.model import get_model
 from inspect_ai.scorer import Score, Scorer, Target, accuracy, includes, mean, scorer
-from inspect_ai.solver import TaskState, generate, use_tools
+from inspect_ai.solver import Solver, TaskState, generate, solver, use_tools
 from inspect_ai.tool import tool
 
 
@@ -39,8 +40,53 @@ def undecided() -> Scorer:
     return score
 
 
+@scorer(metrics=[accuracy()])
+def asks_a_grader() -> Scorer:
+    async def score(state: TaskState, target: Target) -> Score:
+        return Score(value=(await get_model(role="grader").generate("Is it right?")).completion)
+
+    return score
+
+
+@scorer(metrics=[accuracy()])
+def praises() -> Scorer:
+    async def score(state: TaskState, target: Target) -> Score:
+        return Score(value="excellent")
+
+    return score
+
+
+@solver
+def reads_a_number() -> Solver:
+    async def solve(state: TaskState, generate: Any) -> TaskState:
+        int((await generate(state)).output.completion)
+        return state
+
+    return solve
+
+
+@task
+def shuffled() -> Task:
+    dataset = MemoryDataset([Sample(input=f"{a}+1=", target=str(a + 1)) for a in range(50)])
+    dataset.shuffle()
+    return Task(dataset=dataset, solver=generate(), scorer=digits())
+
+
+@task
+def numbers() -> Task:
+    return Task(
+        dataset=[Sample(input="1+1=", target="2")], solver=reads_a_number(), scorer=digits(), fail_on_error=False
+    )
+
+
 @task
 def sums(most: int = 9, tools: bool = False, scorers: str = "digits") -> Task:
     samples = [Sample(input=f"{a}+{b}=", target=str(a + b)) for a in range(1, most + 1) for b in range(1, most + 1)]
-    chosen = {"digits": [digits()], "both": [includes(), digits()], "undecided": [undecided()]}[scorers]
+    chosen = {
+        "digits": [digits()],
+        "both": [includes(), digits()],
+        "undecided": [undecided()],
+        "asks_a_grader": [asks_a_grader()],
+        "praises": [praises()],
+    }[scorers]
     return Task(dataset=samples, solver=[*([use_tools(calc())] if tools else []), generate()], scorer=chosen)

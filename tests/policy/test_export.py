@@ -100,3 +100,23 @@ def test_a_folder_that_is_no_export_is_never_replaced(
     with pytest.raises(ValueError, match="is no earlier export"):
         _export(tmp_path, tiny_policy, tokenizer)
     assert (tmp_path / "precious").exists()
+
+
+def test_settings_of_an_environment_that_may_hold_a_secret_are_not_published(
+    tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    client = {"base_url": "http://judge", "headers": {"Authorization": "Bearer secret"}}
+    settings = {"env": {"judge": {"client": client}}, "variables": {"KEY": "secret"}}
+    export_policy(
+        tmp_path / "export",
+        model=tiny_policy,
+        tokenizer=tokenizer,
+        template=TEMPLATE,
+        rewards=[ExactReward(correctness=True)],
+        sampling=SAMPLING,
+        environment={"class_path": "my_package.MyAgents", "init_args": settings},
+    )
+    text = (tmp_path / "export" / "grpo_pl.json").read_text()
+    assert "secret" not in text and json.loads(text)["environment"]["init_args"] == {
+        "env": {"judge": {"client": {"base_url": "http://judge"}}}
+    }
