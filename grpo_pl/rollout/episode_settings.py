@@ -25,7 +25,7 @@ class EpisodeSettings(PoolLimits):
     """Most tokens behind the prompt, observations included; 0 takes what the model's context holds."""
     rewards_see: Seen = "last_action"
     """What rewards of texts read as the completion: the last action, or all that follows the prompt, observations
-    included."""
+    included; segments after the first stand in an order that follows from their prompts, not from the time."""
     plain_turns: PlainTurns = field(default_factory=PlainTurns)
     """How turns are written for a tokenizer without chat template."""
 

@@ -94,9 +94,11 @@ def agent(
 
 def _settings(environment: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Those of the training's agent; none if it had no agent."""
-    if environment is None or not str(environment.get("class_path")).endswith(".AgentEnvironment"):
+    kind = "" if environment is None else str(environment.get("class_path")).rpartition(".")[2]
+    if environment is None or kind not in ("AgentEnvironment", "VerifiersEnvironment", "InspectEnvironment"):
         return {}
-    return environment.get("init_args") or {}
+    paid = {} if kind == "AgentEnvironment" else {"rewarded_by": "agent"}  # which those two do not let be set
+    return {**(environment.get("init_args") or {}), **paid}
 
 
 def _print_calls(episode: Episode) -> None:
