@@ -104,6 +104,7 @@ def test_a_tool_that_verifiers_serves_is_called_and_a_limit_ends_a_session_that_
         ({"select": {"limits": 3}}, "verifiers refuses select .*limits"),
         ({"env": {"taskset": {"id": "vf-guess"}, "player": HERE}}, "'vf-guess' never ends"),
         ({"env": {"id": "user-sim", "taskset": {"id": "vf-sums"}}}, "the policy plays one seat, and 2 seats"),
+        ({"env": {"id": "best-of-n", "taskset": {"id": "vf-sums"}, "agent": HERE}}, "seat several times"),
     ],
 )
 def test_what_verifiers_refuses_is_told_in_one_line(settings: dict[str, Any], told: str) -> None:
