@@ -52,7 +52,7 @@ class RowReader(ABC):
 
 @dataclass(kw_only=True)
 class RowPrompts(PromptSource):
-    """Base of sources of rows; of a file only 16 bytes a row stay in memory.
+    """Base of sources of rows; of a file only 24 bytes a row stay in memory.
 
     All rows are read at the start, which checks them, and then only where a step asks. A step takes the next rows
     of a permutation that seed and epoch determine, so each row comes once an epoch. What is left over at the end of an
