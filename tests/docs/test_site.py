@@ -12,7 +12,8 @@ import pytest
 
 from tests.browser import Browser, needs_browser, until
 
-pytest.importorskip("mkdocs")
+mkdocs_build = pytest.importorskip("mkdocs.commands.build")
+mkdocs_config = pytest.importorskip("mkdocs.config")
 pytest.importorskip("latex2mathml")
 markdown = pytest.importorskip("markdown")
 ROOT = Path(__file__).parents[2]
@@ -46,13 +47,10 @@ class _Quiet(SimpleHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
     """Folder and address of a site with some of the pages."""
-    from mkdocs.commands.build import build
-    from mkdocs.config import load_config
-
     folder = tmp_path_factory.mktemp("site")
     kept = "*.md\nreference/\nsite/*.py\nplots/*.py\nplots/*.csv\n!index.md\n!scaling.md\n!distillation.md\n!data.md\n"
     changed = {"site_dir": str(folder), "strict": False, "plugins": ["search"], "nav": None, "exclude_docs": kept}
-    build(load_config(str(ROOT / "mkdocs.yml"), **changed))
+    mkdocs_build.build(mkdocs_config.load_config(str(ROOT / "mkdocs.yml"), **changed))
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield folder, f"http://127.0.0.1:{server.server_port}/"
