@@ -41,6 +41,12 @@ class CheckpointFiles(TorchCheckpointIO):
         return read_checkpoint(Path(path))
 
 
+WHOLE_ONLY = (
+    "trainer.strategy: sharded_checkpoints writes whole checkpoints only: leave out save_weights_only, or set "
+    "sharded_checkpoints to false."
+)
+
+
 class FSDP2Strategy(ModelParallelStrategy):
     """Shards parameters, gradients and optimiser state over all processes (ZeRO stage 3, arXiv:1910.02054).
 
@@ -87,7 +93,7 @@ class FSDP2Strategy(ModelParallelStrategy):
         )
         self.param_dtype, self.reduce_dtype = getattr(torch, param_dtype), getattr(torch, reduce_dtype)
         self.cpu_offload, self.defer_gradient_sync = cpu_offload, defer_gradient_sync
-        self.tensor_parallel_size = tensor_parallel_size
+        self.tensor_parallel_size, self.sharded_checkpoints = tensor_parallel_size, sharded_checkpoints
         self.checkpoint_io = CheckpointFiles()
 
     @property
@@ -135,10 +141,7 @@ class FSDP2Strategy(ModelParallelStrategy):
             super().save_checkpoint(checkpoint, path)
             return
         if "optimizer_states" not in checkpoint:
-            raise ValueError(
-                "sharded_checkpoints writes whole checkpoints only: leave out save_weights_only, or set "
-                "trainer.strategy.init_args.sharded_checkpoints to false."
-            )
+            raise ValueError(WHOLE_ONLY)
         staging = path.with_name(path.name + ".partial")
 
         def empty() -> None:

@@ -27,7 +27,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from grpo_pl.config.suggestions import NAMES, nearest
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.distributed.sharding import transformer_blocks
-from grpo_pl.distributed.strategy import FSDP2Strategy
+from grpo_pl.distributed.strategy import WHOLE_ONLY, FSDP2Strategy
 from grpo_pl.distributed.tensor_parallel import check_layers
 from grpo_pl.environments.base import Environment
 from grpo_pl.evaluation.held_out import HeldOutMetrics, Validation
@@ -272,6 +272,10 @@ def check_trainer(trainer: Trainer, *, strategy_checked: bool = False) -> None:
     check_strategy(trainer.strategy, checked=strategy_checked)
     check_extras([*trainer.callbacks, trainer.strategy.checkpoint_io])  # type: ignore[attr-defined]
     check_precision(str(trainer.precision))
+    if isinstance(trainer.strategy, FSDP2Strategy) and trainer.strategy.sharded_checkpoints:
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        if any(isinstance(callback, ModelCheckpoint) and callback.save_weights_only for callback in callbacks):
+            raise ValueError(WHOLE_ONLY)
     if trainer.world_size > 1 and trainer._accelerator_connector.use_distributed_sampler:
         raise ValueError(
             "trainer.use_distributed_sampler would cut problems that are cut by process already: set false."

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.conftest import TINY_POLICY
+
 PLUGINS = Path(__file__).parents[1] / "plugins"
 PATIENT = {"reset_timeout_s": 240, "step_timeout_s": 240}  # processes that import much, on a machine that is busy
 sys.path.append(str(PLUGINS))
@@ -23,16 +25,7 @@ def five_rollouts(command_line: Any, tmp_path: Path) -> Callable[..., list[dict[
         name: str, class_path: str, *, shown: bool = False, group_size: int = 4, **init_args: Any
     ) -> list[dict[str, Any]]:
         environment = {"class_path": class_path, "init_args": init_args}
-        shape = {
-            "model_type": "qwen2",
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 96,
-            "initializer_range": 0.08,
-        }
+        shape = {**TINY_POLICY, "max_position_embeddings": 96, "tie_word_embeddings": False}
         tags = ["<calc>", "</calc>", "<result>", "</result>", "<error>", "</error>"]
         model = {
             "policy": {"from_scratch": shape, "characters": "0123456789+=", "tags": tags if shown else []},

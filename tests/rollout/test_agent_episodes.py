@@ -1,6 +1,7 @@
 """Sessions of agents as rows of tokens: those of the same exchange with our own environments, whenever they answer."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.episode_settings import EpisodeSettings
-from grpo_pl.rollout.episodes import Episode, run_episodes
+from grpo_pl.rollout.episodes import Episode, _Driver, run_episodes
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import Problem, Rollout, SampleKey, SamplingParams
@@ -131,6 +132,22 @@ def parts(rollout: Rollout, tokenizer: PreTrainedTokenizerBase, row: int = 0) ->
         text = tokenizer.decode(ids[written], skip_special_tokens=True)
         found.append((tokenizer.decode(prompt[known]), text, sorted(set(own))))
     return found
+
+
+@pytest.mark.parametrize("number", [99, -1, "1", 1.5])
+def test_a_segment_that_there_is_not_costs_its_session_alone(
+    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch, number: Any
+) -> None:
+    answers = _Driver._answers
+
+    def wrong(driver: _Driver, rows: Any) -> Any:
+        """As an episode's process might say where the policy's text runs in it."""
+        found = answers(driver, rows)
+        return [(row, replace(t, info={**t.info, "segment": number}) if row.turns else t) for row, t in found]
+
+    monkeypatch.setattr(_Driver, "_answers", wrong)
+    _, episodes = play(AgentEnvironment(agent=f"{AGENTS}:chat"), tokenizer, policy, NativeEngine(), length=6)
+    assert episodes[0].value is None and episodes[0].detail.startswith("there is no segment")
 
 
 PROMPTS = {

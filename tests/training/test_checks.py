@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 
 from grpo_pl.data.datamodule import RolloutDataModule
@@ -159,4 +160,17 @@ def test_a_sampler_that_would_cut_shares_again_is_refused() -> None:
             accelerator="cpu", devices=devices, strategy="ddp", use_distributed_sampler=distributed, **quiet
         )
         with pytest.raises(ValueError, match=r"use_distributed_sampler would cut") if refused else nullcontext():
+            check_trainer(trainer)
+
+
+def test_weights_alone_are_no_sharded_checkpoint_and_are_refused_before_the_training() -> None:
+    keeper = ModelCheckpoint(save_weights_only=True)
+    for sharded in (True, False):
+        strategy = FSDP2Strategy(sharded_checkpoints=sharded)
+        options: dict[str, Any] = {"accelerator": "cpu", "logger": False, "use_distributed_sampler": False}
+        trainer = Trainer(strategy=strategy, callbacks=[keeper], **options)
+        if sharded:
+            with pytest.raises(ValueError, match="sharded_checkpoints writes whole checkpoints only"):
+                check_trainer(trainer)
+        else:
             check_trainer(trainer)

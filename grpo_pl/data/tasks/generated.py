@@ -59,7 +59,10 @@ class GeneratedPrompts(PromptSource):
     def _distinct(self, split: Literal["train", "val"], *place: int, count: int, least: int) -> list[Problem]:
         found: dict[int, Problem] = {}
         for problem in self.candidates(split, *place, count=count):
-            if self.is_held_out(problem) == (split == "val") and (split == "val" or self._is_for(place[0], problem)):
+            wanted = self.is_held_out(problem) == (split == "val")
+            if split == "train":
+                wanted &= is_of_part(self.demonstrated_share, place[0], self.seed, *self.identity(problem))
+            if wanted:
                 found.setdefault(problem.id, problem)
             if len(found) == count:
                 break
@@ -69,10 +72,6 @@ class GeneratedPrompts(PromptSource):
                 f"{self.how_to_get_more()}"
             )
         return list(found.values())
-
-    def _is_for(self, step: int, problem: Problem) -> bool:
-        """True if a training problem may be asked in this step."""
-        return is_of_part(self.demonstrated_share, step, self.seed, *self.identity(problem))
 
     def is_held_out(self, problem: Problem) -> bool:
         """True if a problem belongs to the held-out ones."""
