@@ -8,88 +8,26 @@ that a rollout is repeated to the bit.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from grpo_pl.environments.base import Blame, Environment, Transition, episode_value, failed
+from grpo_pl.environments.base import Blame, Environment, Transition, failed
 from grpo_pl.environments.pool import EnvironmentPool, PoolLimits
-from grpo_pl.functional.exact_sums import weighted_sum
-from grpo_pl.functional.sampling import row_key, small_seed
+from grpo_pl.functional.sampling import small_seed
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.loading import context_length
-from grpo_pl.rollout.decoding import pad_left
 from grpo_pl.rollout.engine import ProgressFn, RolloutEngine, RolloutInterrupted, generate_request
+from grpo_pl.rollout.episode_rows import Episode, EpisodeRow, Segment, Turn, rollout_of
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.thinking import draw_completions
-from grpo_pl.types import NO_TURN, FinishReason, GenerateRequest, Problem, Rollout, SampleKey, SamplingParams
+from grpo_pl.types import NO_TURN, GenerateRequest, Problem, Rollout, SampleKey, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-@dataclass(frozen=True, kw_only=True)
-class Turn:
-    """One action and the environment's answer."""
-
-    action: str
-    """As the environment got it: the template's prefill and what the policy wrote, without special tokens."""
-    finish_reason: FinishReason
-    """``length`` where the action was cut; it was played as it was."""
-    transition: Transition
-    """Of the last turn before a limit with the reward that was still due."""
-    segment: int = 0
-    """The segment of the row that the action is in."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Episode:
-    """The turns of one episode; its tokens are a row of the `Rollout`."""
-
-    start: Transition
-    """Of the reset."""
-    turns: Sequence[Turn]
-    finish_reason: FinishReason
-
-    @property
-    def transitions(self) -> list[Transition]:
-        """That of the reset, then one a turn."""
-        return [self.start, *(turn.transition for turn in self.turns)]
-
-    @property
-    def value(self) -> float | None:
-        """Σ_t r_t; None if something other than the policy failed, or nothing was done."""
-        return episode_value(self.transitions) if self.turns else None
-
-    @property
-    def states(self) -> list[str]:
-        """The state that each turn's action was taken in."""
-        return [transition.state for transition in self.transitions[: len(self.turns)]]
-
-    @property
-    def invalid_actions(self) -> list[bool]:
-        """True for each turn whose action meant nothing to the environment."""
-        return [turn.transition.invalid_action for turn in self.turns]
-
-    @property
-    def actions(self) -> list[str]:
-        """The text of each turn's action."""
-        return [turn.action for turn in self.turns]
-
-    @property
-    def status(self) -> str:
-        """``Transition.status`` of the last transition."""
-        return self.transitions[-1].status
-
-    @property
-    def detail(self) -> str:
-        """The fault, in one line."""
-        return self.transitions[-1].detail
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,10 +150,8 @@ def play_episodes(
     """Plays the episodes in this process, every turn by ``engine``; the rest as `run_episodes`."""
     owners = [(p, key) for p, group in enumerate(request.first.keys) for key in group]
     most = request.limits.max_episode_tokens or 1 << 60
-    rows = [
-        _Row(number, request.problems[p], key, _Segment(list(request.first.prompt_ids[p])[: request.context - 1]), most)
-        for number, (p, key) in enumerate(owners)
-    ]
+    prompts = [list(prompt)[: request.context - 1] for prompt in request.first.prompt_ids]
+    rows = [EpisodeRow(n, request.problems[p], key, Segment(prompts[p]), most) for n, (p, key) in enumerate(owners)]
     batch = getattr(engine, "max_batch_rows", 0) or len(rows)
     try:
         pool.start()
@@ -228,98 +164,7 @@ def play_episodes(
     except BaseException:
         pool.close()
         raise
-    return _rollout(rows, request.first.group_size, request.pad_token_id, device), [row.episode() for row in rows]
-
-
-@dataclass(eq=False)
-class _Segment:
-    """A prompt and what follows it; an episode has one, unless its agent begins further conversations."""
-
-    prompt: list[int]
-    dialogue: Dialogue | None = None  # of an environment that writes the prompt, with the tools that it named
-    key: int | None = None  # of its draws, besides that of the episode; None for the first
-    turns: int = 0
-    tokens: list[int] = field(default_factory=list)  # behind the prompt
-    logprobs: list[float] = field(default_factory=list)
-    turn_index: list[int] = field(default_factory=list)
-
-
-@dataclass
-class _Row:
-    """An episode under way."""
-
-    number: int
-    problem: Problem
-    key: SampleKey
-    at: _Segment  # that of the next action
-    left: int  # tokens that the limit leaves behind the first prompt
-    segments: list[_Segment] = field(default_factory=list)
-    start: Transition = field(default_factory=Transition)
-    turns: list[Turn] = field(default_factory=list)
-    finish: FinishReason | None = None
-    most: int | None = None  # of the next action, where its environment says so
-
-    def __post_init__(self) -> None:
-        self.segments.append(self.at)
-
-    def append(self, tokens: Sequence[int], logprobs: Iterable[float], turns: Iterable[int]) -> None:
-        self.at.tokens += tokens
-        self.at.logprobs += logprobs
-        self.at.turn_index += turns
-        self.left -= len(tokens)
-
-    def room(self, context: int) -> int:
-        """Tokens that may still follow."""
-        return min(self.left, context - len(self.at.prompt) - len(self.at.tokens))
-
-    @property
-    def next_key(self) -> SampleKey:
-        """Of the next action. That of a later segment follows from its prompt, not from when it began: calls that an
-        agent makes at the same time draw the same tokens in whatever order they arrive."""
-        turn = self.at.turns if self.at.key is None else row_key(self.at.key, self.at.turns)
-        return replace(self.key, turn=turn)
-
-    def begin(self, segment: _Segment) -> None:
-        """Goes on in a further segment."""
-        before = sum(other.prompt == segment.prompt for other in self.segments)
-        segment.key = row_key("segment", *segment.prompt, before)
-        self.left -= len(segment.prompt)
-        self.at = segment
-        self.segments.append(segment)
-
-    def order_segments(self) -> None:
-        """Puts the segments into an order that does not depend on when they began."""
-        first, *others = range(len(self.segments))
-        order = [first, *sorted(others, key=lambda number: str(self.segments[number].key))]
-        self.segments = [self.segments[number] for number in order]
-        self.turns = [replace(turn, segment=order.index(turn.segment)) for turn in self.turns]
-
-    def columns(self) -> tuple[list[int], list[float], list[int], list[int]]:
-        """What follows the first prompt: tokens, their log-probabilities, turns and segments."""
-        found: tuple[list[int], list[float], list[int], list[int]] = [], [], [], []
-        for number, segment in enumerate(self.segments):
-            prompt = segment.prompt if number else []
-            before, length = len(prompt), len(segment.tokens)
-            found[0].extend(prompt + segment.tokens)
-            found[1].extend([0.0] * before + segment.logprobs)
-            found[2].extend([NO_TURN] * before + segment.turn_index)
-            found[3].extend([-number] * before + [number] * length)
-        return found
-
-    def conclude(self, finish: FinishReason, due: Transition) -> None:
-        """Ends the episode; its last transition gets the reward of ``due`` on top, or its fault."""
-        self.finish = finish
-        last = self.turns[-1].transition if self.turns else self.start
-        reward = weighted_sum([last.reward, due.reward], [1.0, 1.0])
-        last = replace(last, reward=reward, truncated=True, status=due.status, detail=due.detail, blame=due.blame)
-        if self.turns:
-            self.turns[-1] = replace(self.turns[-1], transition=last)
-        else:
-            self.start = last
-
-    def episode(self) -> Episode:
-        assert self.finish is not None
-        return Episode(start=self.start, turns=tuple(self.turns), finish_reason=self.finish)
+    return rollout_of(rows, request.first.group_size, request.pad_token_id, device), [row.episode() for row in rows]
 
 
 @dataclass
@@ -337,7 +182,7 @@ class _Driver:
     ended: int = 0  # episodes
     dialogues: dict[str, Dialogue] = field(default_factory=dict)  # of environments that write their prompts
 
-    def play(self, rows: Sequence[_Row]) -> None:
+    def play(self, rows: Sequence[EpisodeRow]) -> None:
         for row in rows:
             key, problem = row.key, row.problem
             seed = small_seed(key.seed, key.split, key.step, key.attempt, key.prompt_id)
@@ -348,7 +193,7 @@ class _Driver:
             self._act(live)
             self._take_answers(live, self._observe)
 
-    def _take_answers(self, rows: Sequence[_Row], take: Callable[[_Row, Transition], None]) -> None:
+    def _take_answers(self, rows: Sequence[EpisodeRow], take: Callable[[EpisodeRow, Transition], None]) -> None:
         """Hands the environments' answers to ``take``, and adds the last rewards of episodes that a limit ends."""
         for row, answer in self._answers(rows):
             take(row, answer)
@@ -362,7 +207,7 @@ class _Driver:
         if self.progress is not None:
             self.progress(self.tokens, self.ended)
 
-    def _answers(self, rows: Sequence[_Row]) -> list[tuple[_Row, Transition]]:
+    def _answers(self, rows: Sequence[EpisodeRow]) -> list[tuple[EpisodeRow, Transition]]:
         found: dict[int, Transition] = {}
         while len(found) < len(rows):
             if self.should_stop is not None and self.should_stop():
@@ -370,7 +215,7 @@ class _Driver:
             found |= self.pool.collect(0.2)  # seconds until `should_stop` is asked again
         return [(row, found[row.number]) for row in rows]
 
-    def _begin(self, row: _Row, start: Transition) -> None:
+    def _begin(self, row: EpisodeRow, start: Transition) -> None:
         row.start = start
         if start.done:
             row.finish = "environment"
@@ -388,13 +233,13 @@ class _Driver:
             row.finish = "tokens"
             row.at.prompt = row.at.prompt[: self.request.context - 1]  # if that is all, a padding token follows
 
-    def _act(self, rows: Sequence[_Row]) -> None:
+    def _act(self, rows: Sequence[EpisodeRow]) -> None:
         """Draws the next action of each row and begins to play it. A row that has less left of the context than others
         draw is drawn apart from them, because a model or an engine may go no further."""
         dialogue, first, progress = self.request.dialogue, self.request.first, self.progress
         context = self.request.context
         longest = min(first.sampling.max_completion_length, max(row.room(context) for row in rows))
-        parts = dict[int, list[_Row]]()
+        parts = dict[int, list[EpisodeRow]]()
         for row in rows:
             left = context - len(row.at.prompt) - len(row.at.tokens)
             parts.setdefault(min(longest, left, row.most or longest), []).append(row)
@@ -431,7 +276,7 @@ class _Driver:
                 }
                 self.pool.step(row.number, action, drawn=told if self.request.environment.writes_prompt else None)
 
-    def _observe(self, row: _Row, transition: Transition) -> None:
+    def _observe(self, row: EpisodeRow, transition: Transition) -> None:
         row.turns[-1] = replace(row.turns[-1], transition=transition)
         row.most = _most_tokens(transition)
         if transition.done:
@@ -457,7 +302,7 @@ class _Driver:
             else:
                 row.finish = "tokens"
 
-    def _begin_segment(self, row: _Row, transition: Transition) -> None:
+    def _begin_segment(self, row: EpisodeRow, transition: Transition) -> None:
         """Goes on with another prompt of the row's agent, where there is room for it and an action."""
         try:
             dialogue = self._dialogue_with(transition.info)
@@ -465,7 +310,7 @@ class _Driver:
         except Exception as error:  # a template may raise anything
             return self._refuse(row, error, blame=self.request.environment.blame)
         if min(row.left, self.request.context) > len(prompt):
-            row.begin(_Segment(prompt, dialogue))
+            row.begin(Segment(prompt, dialogue))
         else:
             row.finish = "tokens"
 
@@ -482,7 +327,7 @@ class _Driver:
             )
         return self.dialogues[name]
 
-    def _refuse(self, row: _Row, error: Exception, *, blame: Blame = "environment") -> None:
+    def _refuse(self, row: EpisodeRow, error: Exception, *, blame: Blame = "environment") -> None:
         """Ends an episode whose environment showed what the template cannot write."""
         self.pool.release(row.number)
         row.conclude("environment", failed("malformed", str(error), blame=blame))
@@ -492,29 +337,3 @@ def _most_tokens(transition: Transition) -> int | None:
     """The limit on the next action that an agent asks for."""
     most = transition.info.get("max_tokens")
     return most if isinstance(most, int) and most > 0 else None
-
-
-def _rollout(rows: Sequence[_Row], group_size: int, pad: int, device: torch.device) -> Rollout:
-    for row in rows:
-        row.at.prompt = row.at.prompt or [pad]
-        if not row.at.tokens:
-            row.append([pad], [0.0], [NO_TURN])
-    prompt_ids, prompt_mask = pad_left([row.segments[0].prompt for row in rows], pad)
-    tokens, logprobs, turns, segments = zip(*(row.columns() for row in rows), strict=True)
-
-    def right(values: Iterable[list[Any]], fill: float) -> Tensor:
-        return pad_sequence(list(map(torch.tensor, values)), batch_first=True, padding_value=fill).to(device)
-
-    turn_index = right(turns, NO_TURN)
-    return Rollout(
-        group_size=group_size,
-        prompt_ids=prompt_ids.to(device),
-        prompt_mask=prompt_mask.to(device),
-        completion_ids=right(tokens, pad),
-        completion_mask=right(([True] * len(own) for own in tokens), False),
-        sampling_logprobs=right(logprobs, 0.0),
-        finish_reasons=[row.episode().finish_reason for row in rows],
-        action_mask=turn_index != NO_TURN,
-        turn_index=turn_index,
-        segment_index=right(segments, 0),
-    )

@@ -14,8 +14,9 @@ from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.loading import context_length
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rollout.engine import ProgressFn, RolloutEngine, generate_request
+from grpo_pl.rollout.episode_rows import Episode
 from grpo_pl.rollout.episode_settings import EpisodeSettings
-from grpo_pl.rollout.episodes import Episode, run_episodes
+from grpo_pl.rollout.episodes import run_episodes
 from grpo_pl.rollout.thinking import draw_completions
 from grpo_pl.types import NO_VERSION, Draw, GenerateRequest, Problem, Rollout, SampleKey, SamplingParams, Split
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from grpo_pl.environments.base import Transition
-from grpo_pl.rollout.episodes import Episode, Turn
+from grpo_pl.rollout.episode_rows import Episode, Turn
 from grpo_pl.rollout.groups import PADDED, rollout_tensors, samples_to
 from grpo_pl.rollout.sampler import Samples
 from grpo_pl.types import Problem, Rollout

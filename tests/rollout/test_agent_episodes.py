@@ -19,8 +19,9 @@ from grpo_pl.policy.packing import Rows
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rollout.engine import RolloutEngine
+from grpo_pl.rollout.episode_rows import Episode
 from grpo_pl.rollout.episode_settings import EpisodeSettings
-from grpo_pl.rollout.episodes import Episode, _Driver, run_episodes
+from grpo_pl.rollout.episodes import _Driver, run_episodes
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import Problem, Rollout, SampleKey, SamplingParams

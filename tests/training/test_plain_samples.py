@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from grpo_pl.environments.base import Transition
-from grpo_pl.rollout.episodes import Episode, Turn
+from grpo_pl.rollout.episode_rows import Episode, Turn
 from grpo_pl.rollout.groups import OPTIONAL, PADDED, join_samples, select_groups
 from grpo_pl.rollout.sampler import Samples
 from grpo_pl.training.plain_samples import from_plain, to_plain, trimmed

@@ -13,7 +13,7 @@ from grpo_pl.rewards.base import needs_of
 from grpo_pl.rewards.batch import score_completions
 
 if TYPE_CHECKING:
-    from grpo_pl.rollout.episodes import Episode
+    from grpo_pl.rollout.episode_rows import Episode
     from grpo_pl.types import Rollout
 
 _CHOICES = ("rewarded_by", "on_agent_error", "on_rewrite")
