@@ -64,6 +64,7 @@ def write_at_the_end(channel: Channel, parent: int, file: str) -> None:
     try:
         channel.receive()
     finally:
+        time.sleep(0.5)  # longer than a kill takes
         Path(file).write_text("")
 
 
