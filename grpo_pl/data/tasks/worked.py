@@ -72,19 +72,32 @@ def reduced(expression: str) -> list[str]:
 
 
 def long_product(expression: str) -> list[str]:
-    """Two factors, digit after digit of the second: ``12 * 34`` to ``12*4=48``, ``12*30=360``, ``48+360=408``."""
+    """Two factors, digit after digit of the second from its end, each time with what the digit before carried: ``43 *
+    32`` to ``43*2=86``, of which 6 is a digit of the product and 8 is carried, ``43*3=129``, then 129 + 8 in columns as
+    ``9+8=17``, ``12+1=13``: 13, 7, 6. Every line is one of a table that recurs."""
     factors = [int(number) for number in re.findall(r"-?\d+", expression)]
     if len(factors) != 2:
         return []
-    first, second = factors
-    total, lines = 0, []
-    for place, digit in enumerate(reversed(str(abs(second)))):
-        part = int(digit) * 10**place * (-1 if second < 0 else 1)
-        if part:
-            lines.append(f"{first}*{part}={first * part}")
-            lines += [f"{total}+{first * part}={total + first * part}"] if place and total else []
-            total += first * part
+    first, second = map(abs, factors)
+    carried = 0
+    lines: list[str] = []
+    for digit in map(int, reversed(str(second))):
+        part = first * digit
+        lines += [f"{first}*{digit}={part}", *in_columns(part, carried)]
+        carried = (part + carried) // 10
     return lines
+
+
+def in_columns(first: int, second: int) -> list[str]:
+    """A sum, a line for each digit of the second number and one for the last carry: 129 + 8 to ``9+8=17``, ``12+1=13``;
+    nothing where there is nothing to add."""
+    lines: list[str] = []
+    carry = 0
+    while second:
+        total = first % 10 + second % 10 + carry
+        lines.append(f"{first % 10}+{second % 10}{'+1' if carry else ''}={total}")
+        first, second, carry = first // 10, second // 10, total // 10
+    return [*lines, f"{first}+1={first + 1}"] if carry else lines
 
 
 def euclid(numbers: list[int]) -> list[str]:
@@ -101,18 +114,15 @@ def euclid(numbers: list[int]) -> list[str]:
 
 
 def common_factors(numbers: Sequence[int]) -> list[str]:
-    """The smallest prime that divides all numbers, taken out of each, as long as there is one, and the product of these
-    primes: ``12, 18`` to ``12/2=6``, ``18/2=9``, ``6/3=2``, ``9/3=3``, ``2*3=6``. Every line is one of a small table,
-    which is learned sooner than the subtractions of Euclid's algorithm; numbers beyond 1,000 take that.
+    """Each number as the product of its primes, then the primes that all have in common: ``12, 18`` to ``12=2*2*3``,
+    ``18=2*3*3``, ``2*3=6``; ``1=1`` where there are none. A line follows from one number alone, so it is learned sooner
+    than the subtractions of Euclid's algorithm, or than seeing which prime divides both; numbers beyond 1,000 take that
+    algorithm.
     """
     if max(numbers) > FACTORED:
         return euclid(list(numbers))
-    primes = _primes(math.gcd(*numbers))
-    lines, rest = [], list(numbers)
-    for prime in primes:
-        lines += [f"{number}/{prime}={number // prime}" for number in rest]
-        rest = [number // prime for number in rest]
-    return [*lines, f"{_product(primes)}={math.prod(primes)}"]
+    common = math.gcd(*numbers)
+    return [*(f"{number}={_product(_primes(number))}" for number in numbers), f"{_product(_primes(common))}={common}"]
 
 
 def _product(primes: Sequence[int]) -> str:
@@ -129,16 +139,15 @@ def _primes(number: int) -> list[int]:
     return found
 
 
-def common_multiple(numbers: list[int]) -> list[str]:
-    """The common primes taken out as in `common_factors`, then what is left of the first number times the second:
-    ``4, 6`` to ``4/2=2``, ``6/2=3``, ``6*2=12``. Nothing for more than two numbers."""
+def common_multiple(numbers: Sequence[int]) -> list[str]:
+    """What the two have in common as in `common_factors`, the smaller number divided by it, and that times the larger:
+    ``4, 6`` to ``4=2*2``, ``6=2*3``, ``2=2``, ``4/2=2``, ``6*2=12``. Nothing for more than two numbers."""
     if len(numbers) != 2:
         return []
-    first, second = numbers
-    common = math.gcd(first, second)
-    lines = [] if common == 1 else common_factors(numbers)
-    lines = lines[:-1] if first <= FACTORED and second <= FACTORED else [*lines, f"{first}/{common}={first // common}"]
-    return [*lines, *long_product(f"{second} * {first // common}")]
+    common = math.gcd(*numbers)
+    smaller, larger = sorted(numbers)
+    rest = [] if common == 1 else [f"{smaller}/{common}={smaller // common}"]
+    return [*common_factors(numbers), *rest, *long_product(f"{larger} * {smaller // common}")]
 
 
 def divided_out(numerator: int, denominator: int) -> list[str]:

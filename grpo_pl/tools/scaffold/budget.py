@@ -24,11 +24,11 @@ START = 15.0
 """Seconds of imports, reading and the first compilation."""
 VALIDATIONS = 4
 """Before the first rollout, after each third of them."""
-COLD_START, COLD_START_PLAYED = 0.5, 0.2
+COLD_START, COLD_START_PLAYED = 0.4, 0.2
 """Share of the time for the cold start: without steps that are mostly right GRPO has nothing to select. Random episodes
 of an environment show little more than the form of an action."""
 GROUP = 8
-FEWEST_ROLLOUTS, MOST_ROLLOUTS = 40, 20
+FEWEST_ROLLOUTS, MOST_ROLLOUTS = 40, 40
 """At least, by smaller rollouts; and at most of each minute."""
 MOST_STEPS = 2000
 """Of a cold start; a longer one leaves little to GRPO."""

@@ -106,7 +106,9 @@ class _Sample:
 
     @property
     def has_enough(self) -> bool:
-        return len({entry["question"] for entry in self.entries}) >= DIFFERENT * DRAWN
+        """Differing problems; those with the same steps, such as in other words, are one."""
+        different = {worked(self.task, entry["metadata"]) or entry["question"] for entry in self.entries}
+        return len(different) >= DIFFERENT * DRAWN
 
     @property
     def characters(self) -> int:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import quantiles
 from typing import Any
 
 from grpo_pl.data.tables import FORMATS, load_table
@@ -18,6 +19,7 @@ COPIED = 50 * 2**20
 QUESTIONS = ("question", "problem", "prompt", "query", "input", "instruction", "q", "text")
 ANSWERS = ("answer", "gold", "gold_answer", "target", "label", "output", "response", "completion", "result", "a")
 WORKED = ("worked", "work", "reasoning", "rationale", "explanation", "solution", "steps", "cot", "chain_of_thought")
+NUMBER = r"\d+(?:\.\d+)?"
 FEWEST = 40
 """Rows of a file from which some can be held out."""
 PATTERNS = {r"####\s*(.+)": "####", r"\\boxed\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}": r"\boxed{"}
@@ -108,6 +110,12 @@ def _table(file: Path, kind: str, question: str | None, answer: str | None) -> D
     notes = [f"question: column {asked!r}, answer: column {gold!r}" + (f", work: column {worked!r}" if worked else "")]
     if pattern:
         notes.append(f"the answer is what {pattern} finds in {gold!r}.")
+    of_numbers = worked is None and all(re.fullmatch(NUMBER, cell.strip()) for cell in cells)
+    of_numbers = of_numbers and all(len(re.findall(NUMBER, str(cell))) > 1 for cell in table[asked][:FEWEST])
+    if of_numbers:
+        notes.append(
+            "questions and answers hold numbers: every other demonstration repeats those of the question first."
+        )
     small = file.stat().st_size <= COPIED
     name = f"problems{file.suffix}"
     path = f'str(Path(__file__).with_name("{name}"))' if small else repr(str(file.resolve()))
@@ -122,12 +130,32 @@ def _table(file: Path, kind: str, question: str | None, answer: str | None) -> D
             "answer": _literal(gold),
             "pattern": f'\n    answer_pattern: str = r"{pattern}"' if pattern else "",
             "worked": _literal(worked),
+            **_work(worked, of_numbers=of_numbers),
             "val_share": min(0.2, max(0.05, round(200 / rows, 2))),
         },
         copied=file if small else None,
         file_name=name,
         notes=notes,
     )
+
+
+def _work(worked: str | None, *, of_numbers: bool) -> dict[str, str]:
+    """What demonstrations of a file show before the answer: its column of work, else every other time the numbers of
+    the question, which a small policy reckons with better side by side."""
+    if worked is not None:
+        work, shown = "        work = super().demonstration(prompt, rng)\n", "<think>{work}</think>"
+        return {"work_named": "the worked column, and the answer", "work": work, "work_shown": shown}
+    if not of_numbers:
+        return {"work_named": "the answer", "work": "", "work_shown": ""}
+    lines = [
+        f'numbers = " ".join(re.findall(r"{NUMBER}", prompt.question))',
+        'thought = f"<think>{numbers}</think>" if rng.random() < 0.5 else ""',
+    ]
+    return {
+        "work_named": "the answer, every other time behind the question's numbers",
+        "work": "".join(f"        {line}\n" for line in lines),
+        "work_shown": "{thought}",
+    }
 
 
 def _columns(file: str, columns: Sequence[str], question: str | None, answer: str | None) -> tuple[str, str]:
@@ -203,7 +231,7 @@ def _gymnasium(name: str) -> Draft:
         raise ValueError(
             f"{name!r} takes actions of {env.action_space}; `grpo-pl new` writes tasks with numbered ones."
         )
-    rewards, widths = _random_play(env)
+    rewards, observations = _random_play(env)
     env.close()
     turns = max(2, min(LONGEST_EPISODE, sorted(map(len, rewards))[len(rewards) * 19 // 20]))
     returns = [sum(episode[:turns]) for episode in rewards]  # of what an episode may reach in so many
@@ -217,36 +245,55 @@ def _gymnasium(name: str) -> Draft:
     return Draft(
         kind="gymnasium",
         title=f"Gymnasium's {name}, action by action.",
-        values={"id": name, "turns": turns, "threshold": repr(max(returns)), "episodes": EPISODES},
+        values={
+            "id": name,
+            "turns": turns,
+            "threshold": repr(max(returns)),
+            "episodes": EPISODES,
+            "edges": _edges(observations),
+        },
         notes=[f"an episode counts as right from a return of {max(returns):g}, the best of {EPISODES} random ones."],
         played=Played(
             turns=turns,
             completion=action,
-            context=-(-((turns + 1) * (max(widths) + 2 + action) + 16) // 32) * 32,
+            context=-(-((turns + 1) * (_width(observations) + 2 + action) + 16) // 32) * 32,
         ),
     )
 
 
-def _random_play(env: Any) -> tuple[list[list[float]], list[int]]:
-    """The rewards of episodes of random actions, action by action, and the characters of each longest observation."""
+def _random_play(env: Any) -> tuple[list[list[float]], list[list[Any]]]:
+    """The rewards of episodes of random actions, action by action, and the numbers of all observations."""
     rewards: list[list[float]] = []
-    widths = []
+    observations: list[list[Any]] = []
     env.action_space.seed(0)
     for seed in range(EPISODES):
         observation, _ = env.reset(seed=seed)
         episode: list[float] = []
-        done, width = False, 0
+        done = False
         while not done and len(episode) < LONGEST_EPISODE:
             numbers = _numbers(observation)
             if numbers is None or len(numbers) > MOST_NUMBERS:
                 raise ValueError(f"its observations are {env.observation_space}: too much to read as a few numbers.")
-            width = max(width, sum(1 + len(str(n) if isinstance(n, int) else f"{n:.1f}") for n in numbers) + 1)
+            observations.append(numbers)
             observation, reward, terminated, truncated, _ = env.step(env.action_space.sample())
             done = terminated or truncated
             episode.append(float(reward))
         rewards.append(episode)
-        widths.append(width)
-    return rewards, widths
+    return rewards, observations
+
+
+def _width(observations: Sequence[Sequence[Any]]) -> int:
+    """Characters of the longest observation: a digit for a fraction, whole numbers as they are with a space each."""
+    return max(sum(1 + len(str(n)) if isinstance(n, int) else 1 for n in numbers) for numbers in observations)
+
+
+def _edges(observations: Sequence[Sequence[Any]]) -> str:
+    """For each number of an observation where its tenths begin, as Python writes it; nothing for whole numbers."""
+    lines = []
+    for values in zip(*observations, strict=True):
+        edges = [] if isinstance(values[0], int) else quantiles(values, n=10)
+        lines.append(f"    ({', '.join(f'{edge:.3g}' for edge in edges)}),\n")
+    return "".join(lines)
 
 
 def _numbers(observation: Any) -> list[Any] | None:
