@@ -1,6 +1,7 @@
 """The search demo with thinking budgets: right answers and tokens of held-out problems, for each budget and seed.
 
-All fits of a seed begin from one cold start. Budget 0 is none, ``16-64`` a range that completions draw from.
+All fits of a seed begin from one cold start. Budget 0 is none, ``16-64`` a range that completions draw from. Behind a
+thought that its budget ended there is room for the answer alone: with more, the policy learns to go on searching there.
 A finished fit enters the record at once, and one that is there is not made again.
 
     OMP_NUM_THREADS=1 python benchmarks/thinking_budget.py --budgets 0 40 --output thinking-budget.json
@@ -22,6 +23,8 @@ from typing import Any
 from common import surroundings
 
 CONFIG = "configs/countdown_search.yaml"
+ANSWER = 20
+"""Tokens of the longest answer, with its tags and the end."""
 KEYS = ("val/pass@1", "val/greedy", "val/mean_length")
 
 
@@ -31,7 +34,10 @@ def fit(budget: str, seed: int, cache: Path, extra: list[str]) -> dict[str, Any]
     options = [*seeds, f"--data.source.init_args.seed={seed}", *extra]
     if budget != "0":
         low, _, high = budget.partition("-")
-        options.append(f"--model.sampling.thinking_budget={f'[{low},{high}]' if high else low}")
+        options += [
+            f"--model.sampling.thinking_budget={f'[{low},{high}]' if high else low}",
+            f"--model.sampling.max_completion_length={int(high or low) + ANSWER}",
+        ]
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as runs:
         program = [sys.executable, "-m", "grpo_pl", "fit", f"--config={CONFIG}", f"--runs_dir={runs}", "--name=run"]
