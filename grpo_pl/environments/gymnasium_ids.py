@@ -96,3 +96,15 @@ def number_or_text(action: str, space: Any) -> Any:
         return action
     found = _INTEGER.search(action)
     return int(found.group()) if found and len(found.group()) < 1000 else None  # int() refuses more than 4300 digits
+
+
+def numbers_of(observation: Any) -> list[int | float] | None:
+    """The numbers of an array, a tuple or a number, in order, truth values as 0 and 1; None of anything else."""
+    if hasattr(observation, "ravel"):
+        observation = tuple(observation.ravel().tolist())
+    if isinstance(observation, tuple):
+        parts = [numbers_of(part) for part in observation]
+        return None if None in parts else [number for part in parts if part is not None for number in part]
+    if not isinstance(observation, int | float):
+        return None
+    return [int(observation) if isinstance(observation, bool) else observation]

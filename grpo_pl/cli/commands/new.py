@@ -45,5 +45,6 @@ def new(
     folder = Path(name)
     check_folder(folder)
     trained = None if policy is None else Pretrained(path=policy, lora=lora)
-    write_task(draft(from_, question, answer), folder, print, trained, minutes=minutes)
+    drafted = draft(from_, question, answer, small_policy=trained is None)
+    write_task(drafted, folder, print, trained, minutes=minutes)
     print(f"{folder} is written. Next:\n  pytest {folder}\n  grpo-pl fit --config {folder / 'config.yaml'}")

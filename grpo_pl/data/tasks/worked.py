@@ -12,7 +12,7 @@ from typing import Any
 
 Metadata = Mapping[str, Any]
 FACTORED = 1000
-"""Numbers up to this one are divided by their primes."""
+"""Numbers up to this one are written as products of primes."""
 IN_ONE_LINE = 999
 """Numbers up to this one are divided in one line."""
 _OPERATORS: Mapping[type, tuple[str, Callable[[Any, Any], Any]]] = {
@@ -74,11 +74,11 @@ def reduced(expression: str) -> list[str]:
 def long_product(expression: str) -> list[str]:
     """Two factors, digit after digit of the second from its end, each time with what the digit before carried: ``43 *
     32`` to ``43*2=86``, of which 6 is a digit of the product and 8 is carried, ``43*3=129``, then 129 + 8 in columns as
-    ``9+8=17``, ``12+1=13``: 13, 7, 6. Every line is one of a table that recurs."""
-    factors = [int(number) for number in re.findall(r"-?\d+", expression)]
+    ``9+8=17``, ``12+1=13``: 13, 7, 6. Of small factors the lines recur; a sign is left to the answer."""
+    factors = [int(number) for number in re.findall(r"\d+", expression)]
     if len(factors) != 2:
         return []
-    first, second = map(abs, factors)
+    first, second = factors
     carried = 0
     lines: list[str] = []
     for digit in map(int, reversed(str(second))):
@@ -115,9 +115,8 @@ def euclid(numbers: list[int]) -> list[str]:
 
 def common_factors(numbers: Sequence[int]) -> list[str]:
     """Each number as the product of its primes, then the primes that all have in common: ``12, 18`` to ``12=2*2*3``,
-    ``18=2*3*3``, ``2*3=6``; ``1=1`` where there are none. A line follows from one number alone, so it is learned sooner
-    than the subtractions of Euclid's algorithm, or than seeing which prime divides both; numbers beyond 1,000 take that
-    algorithm.
+    ``18=2*3*3``, ``2*3=6``; ``1=1`` where there are none. All lines but the last follow from one number alone, so they
+    are learned sooner than the subtractions of Euclid's algorithm, which numbers beyond 1,000 take.
     """
     if max(numbers) > FACTORED:
         return euclid(list(numbers))

@@ -28,6 +28,8 @@ COLD_START, COLD_START_PLAYED = 0.4, 0.2
 """Share of the time for the cold start: without steps that are mostly right GRPO has nothing to select. Random episodes
 of an environment show little more than the form of an action."""
 GROUP = 8
+MINIBATCH = 8
+"""Prompts of an optimiser step."""
 FEWEST_ROLLOUTS, MOST_ROLLOUTS = 40, 40
 """At least, by smaller rollouts; and at most of each minute."""
 MOST_STEPS = 2000
@@ -51,9 +53,11 @@ class Speed:
     busy: float = 1.0
     """Seconds that passed for each of these, more than 1 while others use the processors."""
 
-    def rollout(self, completions: int) -> float:
-        """Of a rollout with its update, whose forward and backward pass is that of so many demonstrations."""
-        return completions * (self.draw + self.step / SCRATCH_BATCH)
+    def rollout(self, prompts: int, *, minibatches: int) -> float:
+        """Of a rollout with its update, whose forward and backward pass is that of so many demonstrations; with several
+        optimiser steps a forward pass, a third of that, comes before them."""
+        passes = 1.0 if minibatches == 1 else 4 / 3
+        return GROUP * prompts * (self.draw + passes * self.step / SCRATCH_BATCH)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +69,8 @@ class Plan:
     rollouts: int
     prompts: int
     """Of a rollout, each with a group of completions."""
+    minibatches: int
+    """Optimiser steps of a rollout."""
     held_out: int
     speed: Speed
     samples: int
@@ -77,7 +83,8 @@ class Plan:
         return {
             "start": START,
             f"cold start: {self.steps} steps of {SCRATCH_BATCH} demonstrations": self.steps * self.speed.step,
-            f"{self.rollouts} rollouts of {completions} completions": self.rollouts * self.speed.rollout(completions),
+            f"{self.rollouts} rollouts of {completions} completions": self.rollouts
+            * self.speed.rollout(self.prompts, minibatches=self.minibatches),
             f"{VALIDATIONS} validations on {self.held_out} problems": VALIDATIONS * self._validation,
         }
 
@@ -105,6 +112,7 @@ def plan(
     cold_start: float = COLD_START,
     shown: int | None = None,
     asked: int | None = None,
+    in_minibatches: bool = True,
 ) -> Plan:
     """Shares the minutes: a part of what start and validations leave for the cold start, the rest for rollouts.
 
@@ -113,6 +121,7 @@ def plan(
         shown: demonstrations that there are; a cold start makes no more than ``SCRATCH_PASSES`` passes over them. None
             for problems without end.
         asked: problems that rollouts may ask.
+        in_minibatches: an optimiser step for each ``MINIBATCH`` prompts, not one for all.
     """
     validation = held_out * samples * speed.draw
     left = 60.0 * USED * minutes - START - VALIDATIONS * validation
@@ -122,19 +131,27 @@ def plan(
     left -= steps * speed.step
     prompts = COMPLETIONS // GROUP
     most = prompts if asked is None else asked // 2
-    while prompts > 4 and (prompts > most or left < FEWEST_ROLLOUTS * speed.rollout(GROUP * prompts)):
+
+    def steps_of(prompts: int) -> int:
+        return max(1, prompts // MINIBATCH) if in_minibatches else 1
+
+    def seconds(prompts: int) -> float:
+        return speed.rollout(prompts, minibatches=steps_of(prompts))
+
+    while prompts > 4 and (prompts > most or left < FEWEST_ROLLOUTS * seconds(prompts)):
         prompts //= 2  # rather smaller rollouts than too few
-    rollouts = int(left / speed.rollout(GROUP * prompts))
+    rollouts = int(left / seconds(prompts))
     if rollouts < 3:
         raise ValueError(
             f"--minutes {minutes:g} are too few: start and validations take "
             f"{START + VALIDATIONS * validation:.0f} s on this machine, {steps} steps of the cold start "
-            f"{steps * speed.step:.0f} s, a rollout {speed.rollout(GROUP * prompts):.0f} s."
+            f"{steps * speed.step:.0f} s, a rollout {seconds(prompts):.0f} s."
         )
     return Plan(
         steps=steps,
         rollouts=min(round(MOST_ROLLOUTS * minutes), rollouts),
         prompts=prompts,
+        minibatches=steps_of(prompts),
         held_out=held_out,
         speed=speed,
         samples=samples,

@@ -23,7 +23,7 @@ DIFFERENT = 0.8
 """Share of these that must differ: about 860 problems in all, if they are equally likely."""
 RECURRING = 0.85
 """A range is widened again while this share of the steps of new problems occurred in 300 others; a cold start shows
-some 40 times as many. To choose a step, such as a prime that divides both numbers, has to be learned beside it."""
+some 40 times as many. Which step to take is learned beside that."""
 LONGEST = 64
 """… and while the longer half of the rows have no more tokens than this in the mean."""
 NOT_OF_PROBLEMS = ("size", "seed")
@@ -32,11 +32,11 @@ NOT_OF_PROBLEMS = ("size", "seed")
 def easier_settings(task: str) -> dict[str, Any]:
     """Settings that differ from the task's defaults: the numbers among its parameters, lowered.
 
-    First every range ``min_x`` … ``max_x`` and every other number is made as small as leaves enough different problems:
-    counts the lowest quarter of their range, sizes of numbers 5, 10, 20, 50 …, decimals none; a number that is no
-    ``max_x`` only if the texts get shorter by it. Then ranges are widened again, one after the other, while rows stay
-    short and the steps of the worked solutions recur, so that the policy meets each often enough to learn it. What the
-    task refuses stays as it is.
+    First every range ``min_x`` … ``max_x`` and every other number is made as small as leaves enough problems that
+    differ: counts the lowest quarter of their range, sizes of numbers 5, 10, 20, 50 …, decimals none; a number that is
+    no ``max_x`` only if the texts get shorter by it. Then ranges are widened again, one after the other, while rows
+    stay short and the steps of the worked solutions recur, so that the policy meets each often enough to learn it. What
+    the task refuses stays as it is.
     """
     import reasoning_gym  # type: ignore[import-untyped]
 
@@ -106,7 +106,7 @@ class _Sample:
 
     @property
     def has_enough(self) -> bool:
-        """Differing problems; those with the same steps, such as in other words, are one."""
+        """Problems with the same steps count as one, such as one problem in two wordings."""
         different = {worked(self.task, entry["metadata"]) or entry["question"] for entry in self.entries}
         return len(different) >= DIFFERENT * DRAWN
 

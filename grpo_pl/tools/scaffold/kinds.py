@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
+from grpo_pl.data.cells import is_text
 from grpo_pl.data.tables import FORMATS, load_table
+from grpo_pl.environments.gymnasium_ids import numbers_of
 from grpo_pl.rewards.sandbox.gym_entry import check_task
 from grpo_pl.tools.scaffold.easier import easier_settings, is_learnable
 
@@ -20,6 +24,8 @@ QUESTIONS = ("question", "problem", "prompt", "query", "input", "instruction", "
 ANSWERS = ("answer", "gold", "gold_answer", "target", "label", "output", "response", "completion", "result", "a")
 WORKED = ("worked", "work", "reasoning", "rationale", "explanation", "solution", "steps", "cot", "chain_of_thought")
 NUMBER = r"\d+(?:\.\d+)?"
+LOOKED_AT = 1000
+"""Questions of a file that are looked at for numbers."""
 FEWEST = 40
 """Rows of a file from which some can be held out."""
 PATTERNS = {r"####\s*(.+)": "####", r"\\boxed\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}": r"\boxed{"}
@@ -30,6 +36,8 @@ LONGEST_EPISODE = 40
 """Actions of an episode at most."""
 MOST_NUMBERS = 32
 """Numbers of an observation at most."""
+TENTHS = 10
+"""Digits that stand for a fraction."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +72,16 @@ class Draft:
     """Of an environment; None where problems are asked and answered."""
 
 
-def draft(origin: str | None, question: str | None = None, answer: str | None = None) -> Draft:
-    """The draft that ``--from`` names."""
+def draft(
+    origin: str | None, question: str | None = None, answer: str | None = None, *, small_policy: bool = True
+) -> Draft:
+    """The draft that ``--from`` names, for a small policy from nothing or for a pretrained one."""
     named = origin or ""
     kind, colon, rest = named.partition(":")
     if colon and kind in ("csv", "jsonl"):
-        return _table(Path(rest).expanduser(), kind, question, answer)
+        return _table(Path(rest).expanduser(), kind, question, answer, small_policy=small_policy)
     if not colon and (Path(named).suffix in FORMATS or Path(named).is_file()):
-        return _table(Path(named), "", question, answer)
+        return _table(Path(named), "", question, answer, small_policy=small_policy)
     if question is not None or answer is not None:
         given = "--from is missing" if origin is None else f"--from is {origin}"
         raise ValueError(f"--question and --answer name columns of a file, and {given}: give csv:FILE or jsonl:FILE.")
@@ -91,7 +101,7 @@ def draft(origin: str | None, question: str | None = None, answer: str | None = 
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-def _table(file: Path, kind: str, question: str | None, answer: str | None) -> Draft:
+def _table(file: Path, kind: str, question: str | None, answer: str | None, *, small_policy: bool) -> Draft:
     if not file.is_file():
         raise ValueError(f"--from: there is no file {str(file)!r}.")
     if file.suffix not in FORMATS:
@@ -102,7 +112,7 @@ def _table(file: Path, kind: str, question: str | None, answer: str | None) -> D
     columns = list(table.column_names)
     asked, gold = _columns(str(file), columns, question, answer)
     worked = next((name for name in columns if name.lower() in WORKED and name not in (asked, gold)), None)
-    cells = [str(cell) for cell in table[gold][:FEWEST]]
+    cells = [str(cell) for cell in table[gold][:FEWEST] if is_text(cell)]
     pattern = next((p for p, mark in PATTERNS.items() if cells and all(mark in cell for cell in cells)), "")
     rows = len(table)
     if rows < FEWEST:
@@ -110,8 +120,8 @@ def _table(file: Path, kind: str, question: str | None, answer: str | None) -> D
     notes = [f"question: column {asked!r}, answer: column {gold!r}" + (f", work: column {worked!r}" if worked else "")]
     if pattern:
         notes.append(f"the answer is what {pattern} finds in {gold!r}.")
-    of_numbers = worked is None and all(re.fullmatch(NUMBER, cell.strip()) for cell in cells)
-    of_numbers = of_numbers and all(len(re.findall(NUMBER, str(cell))) > 1 for cell in table[asked][:FEWEST])
+    questions = [str(cell) for cell in table[asked][:LOOKED_AT] if is_text(cell)]
+    of_numbers = small_policy and worked is None and bool(cells) and _of_numbers(questions, cells)
     if of_numbers:
         notes.append(
             "questions and answers hold numbers: every other demonstration repeats those of the question first."
@@ -139,22 +149,36 @@ def _table(file: Path, kind: str, question: str | None, answer: str | None) -> D
     )
 
 
+def _of_numbers(questions: Sequence[str], answers: Sequence[str]) -> bool:
+    """True where answers are numbers, and questions hold two or more, all without signs, separators and fractions."""
+    plain = (
+        len(re.findall(NUMBER, question)) > 1 and not re.search(r"[-+,./:]0", re.sub(NUMBER, "0", question))
+        for question in questions
+    )
+    return all(re.fullmatch(NUMBER, answer.strip()) for answer in answers) and all(plain)
+
+
 def _work(worked: str | None, *, of_numbers: bool) -> dict[str, str]:
     """What demonstrations of a file show before the answer: its column of work, else every other time the numbers of
     the question, which a small policy reckons with better side by side."""
+    lines = []
+    named = "the answer"
     if worked is not None:
-        work, shown = "        work = super().demonstration(prompt, rng)\n", "<think>{work}</think>"
-        return {"work_named": "the worked column, and the answer", "work": work, "work_shown": shown}
-    if not of_numbers:
-        return {"work_named": "the answer", "work": "", "work_shown": ""}
-    lines = [
-        f'numbers = " ".join(re.findall(r"{NUMBER}", prompt.question))',
-        'thought = f"<think>{numbers}</think>" if rng.random() < 0.5 else ""',
-    ]
+        named = "the worked column, and the answer"
+        lines = [
+            "work = super().demonstration(prompt, rng)",
+            'thought = "" if work is None else f"<think>{work}</think>"',
+        ]
+    elif of_numbers:
+        named = "the answer, every other time behind the numbers"
+        lines = [
+            f'numbers = " ".join(re.findall(r"{NUMBER}", prompt.question))',
+            'thought = f"<think>{numbers}</think>" if numbers and rng.random() < 0.5 else ""',
+        ]
     return {
-        "work_named": "the answer, every other time behind the question's numbers",
+        "work_named": named,
         "work": "".join(f"        {line}\n" for line in lines),
-        "work_shown": "{thought}",
+        "work_shown": "{thought}" if lines else "",
     }
 
 
@@ -233,6 +257,7 @@ def _gymnasium(name: str) -> Draft:
         )
     rewards, observations = _random_play(env)
     env.close()
+    edges = _edges(observations)
     turns = max(2, min(LONGEST_EPISODE, sorted(map(len, rewards))[len(rewards) * 19 // 20]))
     returns = [sum(episode[:turns]) for episode in rewards]  # of what an episode may reach in so many
     if max(returns) == min(returns):
@@ -250,13 +275,13 @@ def _gymnasium(name: str) -> Draft:
             "turns": turns,
             "threshold": repr(max(returns)),
             "episodes": EPISODES,
-            "edges": _edges(observations),
+            "edges": "".join(f"    {tuple(each)!r},\n" for each in edges),
         },
         notes=[f"an episode counts as right from a return of {max(returns):g}, the best of {EPISODES} random ones."],
         played=Played(
             turns=turns,
             completion=action,
-            context=-(-((turns + 1) * (_width(observations) + 2 + action) + 16) // 32) * 32,
+            context=-(-((turns + 1) * (_width(observations, edges) + 2 + action) + 16) // 32) * 32,
         ),
     )
 
@@ -271,9 +296,11 @@ def _random_play(env: Any) -> tuple[list[list[float]], list[list[Any]]]:
         episode: list[float] = []
         done = False
         while not done and len(episode) < LONGEST_EPISODE:
-            numbers = _numbers(observation)
+            numbers = numbers_of(observation)
             if numbers is None or len(numbers) > MOST_NUMBERS:
                 raise ValueError(f"its observations are {env.observation_space}: too much to read as a few numbers.")
+            if not all(map(math.isfinite, numbers)) or len(numbers) != len((observations or [numbers])[0]):
+                raise ValueError(f"its observations are not the same count of finite numbers each time: {numbers}.")
             observations.append(numbers)
             observation, reward, terminated, truncated, _ = env.step(env.action_space.sample())
             done = terminated or truncated
@@ -282,25 +309,26 @@ def _random_play(env: Any) -> tuple[list[list[float]], list[list[Any]]]:
     return rewards, observations
 
 
-def _width(observations: Sequence[Sequence[Any]]) -> int:
-    """Characters of the longest observation: a digit for a fraction, whole numbers as they are with a space each."""
-    return max(sum(1 + len(str(n)) if isinstance(n, int) else 1 for n in numbers) for numbers in observations)
-
-
-def _edges(observations: Sequence[Sequence[Any]]) -> str:
-    """For each number of an observation where its tenths begin, as Python writes it; nothing for whole numbers."""
-    lines = []
+def _edges(observations: Sequence[Sequence[float]]) -> list[list[float]]:
+    """For each number of an observation where its tenths begin, or between which of ten values or fewer it lies;
+    nothing for whole numbers."""
+    found: list[list[float]] = []
     for values in zip(*observations, strict=True):
-        edges = [] if isinstance(values[0], int) else quantiles(values, n=10)
-        lines.append(f"    ({', '.join(f'{edge:.3g}' for edge in edges)}),\n")
-    return "".join(lines)
+        distinct = sorted(set(values))
+        if all(isinstance(value, int) for value in values):
+            found.append([])
+        elif len(distinct) <= TENTHS:
+            found.append([(low + high) / 2 for low, high in pairwise(distinct)] or distinct)
+        else:
+            digits = 2 - math.floor(math.log10(distinct[-1] - distinct[0]))
+            found.append(sorted({round(edge, digits) for edge in quantiles(values, n=TENTHS)}))
+    return found
 
 
-def _numbers(observation: Any) -> list[Any] | None:
-    """The numbers of an array, a tuple or a number; None of anything else."""
-    if hasattr(observation, "ravel"):
-        return list(observation.ravel().tolist())
-    if isinstance(observation, tuple):
-        parts = [_numbers(part) for part in observation]
-        return None if None in parts else [number for part in parts if part is not None for number in part]
-    return [observation] if isinstance(observation, int | float) else None
+def _width(observations: Sequence[Sequence[float]], edges: Sequence[Sequence[float]]) -> int:
+    """Characters of the longest observation as the task shows it: a digit for a fraction, whole numbers as they are."""
+    spaces = 0 if all(edges) else len(edges) - 1
+    return spaces + max(
+        sum(1 if edge else len(str(number)) for edge, number in zip(edges, numbers, strict=True))
+        for numbers in observations
+    )

@@ -176,7 +176,8 @@ def _small_policy(
             "init_args": _init_args([_SHARE, *_settings(drafted)]),
         }
     size = {"hidden": shape.hidden, "intermediate": shape.intermediate, "layers": shape.layers, "held_out": held_out}
-    config: dict[str, object] = {**shown, **given, **size, "steps": 0, "interval": 0, "cold_steps": 0, "prompts": 0}
+    unknown = dict.fromkeys(("steps", "interval", "cold_steps", "prompts", "minibatches"), 0)
+    config: dict[str, object] = {**shown, **given, **size, **unknown}
     write(config)
     policy = yaml.safe_load(file.read_text(encoding="utf-8"))["model"]["policy"]
     speed = measure_speed(PolicyConfig(**{**policy, "characters": None}), demonstrations, written=written)
@@ -188,10 +189,12 @@ def _small_policy(
         cold_start=COLD_START if played is None else COLD_START_PLAYED,
         shown=demonstrated,
         asked=asked,
+        in_minibatches=played is None,
     )
     if demonstrated is not None and asked is not None:
         say(_of_rows(demonstrated, asked, held_out, chosen))
     config |= {"steps": chosen.rollouts, "interval": -(-chosen.rollouts // 3), "prompts": chosen.prompts}
+    config["minibatches"] = chosen.minibatches
     write({**config, "cold_steps": chosen.steps})
     say(f"Of {minutes:g} minutes (--minutes):\n{chosen.table()}")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -18,9 +19,10 @@ from grpo_pl.cli.main import main
 from grpo_pl.config.objects import read
 from grpo_pl.data.cells import gold_in
 from grpo_pl.data.demonstrations import Demonstration
+from grpo_pl.environments.gymnasium_ids import numbers_of
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.tokenizer import CHARACTERS
-from grpo_pl.tools.scaffold import writing
+from grpo_pl.tools.scaffold import kinds, writing
 from grpo_pl.tools.scaffold.budget import Speed, measure_speed, plan
 from grpo_pl.tools.scaffold.easier import easier_settings, is_learnable, narrowed
 from grpo_pl.tools.scaffold.kinds import PATTERNS, draft
@@ -29,7 +31,7 @@ from tests.conftest import TINY_POLICY, exit_status
 from tests.forked import forked
 
 ROOT = Path(__file__).parents[3]
-KINDS = ("new_clock", "new_table", "new_lines", "new_gcd", "new_cart")
+KINDS = ("new_clock", "new_table", "new_lines", "new_sums", "new_gcd", "new_cart", "new_cards")
 SHORT = (
     *("--data.steps=2", "--data.prompts_per_step=2", "--data.val_prompts=2", "--model.algorithm.group_size=2"),
     *("--model.cold_start.steps=2", "--model.cold_start.batch_size=2", "--model.validation.samples=1"),
@@ -56,12 +58,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         table.writerows(rows)
     lines = [f'{{"q": "{i}·2", "gold": "{2 * i}", "work": "{i}+{i}"}}\n' for i in range(60)]
     (folder / "doubles.jsonl").write_text("".join(lines))
+    nuts = [f'"Ann has {n} nuts and Bob {n + 2}.5. How many?",{2 * n + 2}.5\n' for n in range(60)]
+    (folder / "nuts.csv").write_text("".join(["question,answer\n", *nuts]))
     origins: list[list[str]] = [
         [],
         ["--from", f"csv:{folder / 'sums.csv'}"],
         [f"--from={folder / 'doubles.jsonl'}"],
+        [f"--from={folder / 'nuts.csv'}"],
         ["--from=reasoning_gym:gcd"],
         ["--from=gymnasium:CartPole-v1"],
+        ["--from=gymnasium:Blackjack-v1"],
     ]
     for name, origin in zip(KINDS, origins, strict=True):
         assert main(["new", str(folder / name), *origin]) == 0
@@ -258,20 +264,49 @@ def test_fractions_of_an_observation_are_shown_by_their_tenths_in_random_play(pl
     """Rounded to one decimal, the angle of a pole that stands would always be 0.0."""
     task = _task(place / "new_cart")
     assert [len(edges) for edges in task.EDGES] == [9] * 4
-    assert task.shown(None, [-9.0, 0.0, 9.0, 0.0])[::2] == "09"
-    leaning = [task.shown(None, [0.0, 0.0, angle, 0.0]) for angle in (-0.1, -0.04, 0.04, 0.1)]
+    assert task.shown(None, np.array([-9.0, 0.0, 9.0, 0.0]))[::2] == "09"
+    leaning = [task.shown(None, np.array([0.0, 0.0, angle, 0.0])) for angle in (-0.1, -0.04, 0.04, 0.1)]
     assert len(set(leaning)) == 4 and leaning == sorted(leaning)
 
 
-def test_demonstrations_of_reckoned_rows_repeat_the_numbers_every_other_time(tmp_path: Path) -> None:
-    file = tmp_path / "sums.csv"
-    rows = [(f"Ann has {n} nuts and Bob {n + 2}.5. How many?", f"{2 * n + 2}.5") for n in range(60)]
-    file.write_text("question,answer\n" + "".join(f'"{asked}",{answer}\n' for asked, answer in rows))
-    assert main(["new", str(tmp_path / "new_sums"), f"--from={file}", "--minutes=2"]) == 0
-    source = _task(tmp_path / "new_sums").Problems(path=str(file))
+def test_observations_are_short_and_tell_values_apart() -> None:
+    flag = [[0.0, 7], [1.0, 12], [0.0, 7]] * 5 + [[0.0, 7]] * 50
+    assert kinds._edges(flag) == [[0.5], []] and kinds._width(flag, [[0.5], []]) == len("1 12")
+    assert kinds._edges([[3.5], [3.5]]) == [[3.5]]
+    (near,) = kinds._edges([[20.0 + n / 1000] for n in range(41)])
+    assert len(near) == 9 and 20.0 < near[0] < near[-1] < 20.04
+    assert numbers_of((11, np.array([0.5, 1.5]), np.array([True]))) == [11, 0.5, 1.5, 1]
+
+
+def test_whole_numbers_of_an_observation_are_shown_as_they_are(place: Path) -> None:
+    assert _task(place / "new_cards").shown(None, (12, 3, 0)) == "12 3 0"
+
+
+def test_demonstrations_of_reckoned_rows_repeat_the_numbers_every_other_time(place: Path) -> None:
+    source = _task(place / "new_sums").Problems()
     problem = next(problem for problem in source.problems("train") if problem.answer == "10.5")
     shown = [source.demonstration(problem, random.Random(n)) for n in range(40)]
     assert set(shown) == {"<answer>10.5</answer>", "<think>4 6.5</think><answer>10.5</answer>"}
+
+
+@pytest.mark.parametrize(
+    "question", ["Ann has 3.", "-3 and 5?", "1,200 and 3?", "1/2 of 4?", "From 14:35 for 3?", ".5 and 4?"]
+)
+def test_numbers_that_are_not_plain_are_not_repeated(question: str) -> None:
+    assert not kinds._of_numbers(["2 and 3?", question], ["5", "6"])
+    assert kinds._of_numbers(["Ann has 23, Bob has 4.5. 2 - 1?"], ["5.5"])
+
+
+def test_a_blank_cell_of_the_work_leaves_the_answer_alone(tmp_path: Path) -> None:
+    rows = [f"{n}+1?,{n + 1},{'' if n % 2 else f'one more than {n}'}\n" for n in range(60)]
+    (tmp_path / "half.csv").write_text("".join(["question,answer,work\n", *rows]))
+    assert main(["new", str(tmp_path / "new_half"), f"--from={tmp_path / 'half.csv'}"]) == 0
+    source = _task(tmp_path / "new_half").Problems()
+    shown = {problem.answer: source.demonstration(problem, random.Random(0)) for problem in source.problems("train")}
+    answers = {int(answer): text for answer, text in shown.items()}
+    even, odd = (next(n for n in answers if n % 2 == rest) for rest in (1, 0))
+    assert answers[even] == f"<think>one more than {even - 1}</think><answer>{even}</answer>"
+    assert answers[odd] == f"<answer>{odd}</answer>"
 
 
 def test_constant_parts_are_what_texts_share_and_not_what_differs() -> None:
@@ -335,14 +370,17 @@ def test_longer_rows_get_narrower_policies() -> None:
 
 
 def test_minutes_are_shared_by_hand() -> None:
-    speed = Speed(step=0.1, draw=0.001)  # a rollout of 256 takes 256 · (0.001 + 0.1 / 32) = 1.056 s
+    """A rollout of 256 takes 256 · (0.001 + 0.1 / 32) = 1.056 s, and a third of 0.8 s more where it is scored first."""
+    speed = Speed(step=0.1, draw=0.001)
     made = plan(speed, minutes=5.0, held_out=200, samples=5)  # 0.85 · 300 - 15 - 4 · 1 = 236 s
-    assert (made.steps, made.rollouts, made.prompts) == (944, 134, 32)  # two fifths of it for the cold start
-    assert sum(made.seconds.values()) == pytest.approx(15 + 94.4 + 134 * 1.056 + 4)
+    assert (made.steps, made.rollouts, made.prompts, made.minibatches) == (944, 107, 32, 4)  # 2 / 5 for the cold start
+    assert sum(made.seconds.values()) == pytest.approx(15 + 94.4 + 107 * (1.056 + 0.8 / 3) + 4)
+    played = plan(speed, minutes=5.0, held_out=200, samples=5, in_minibatches=False)
+    assert (played.rollouts, played.minibatches) == (134, 1)
     few = plan(speed, minutes=5.0, held_out=200, samples=5, shown=160, asked=40)  # 40 passes
-    assert (few.steps, few.prompts) == (200, 16)
+    assert (few.steps, few.prompts, few.minibatches) == (200, 16, 2)
     slow = plan(Speed(step=2.0, draw=0.05), minutes=6.0, held_out=50, samples=3)  # 261 s: 52 steps, 157 s left
-    assert (slow.steps, slow.prompts, slow.rollouts) == (52, 4, 43)  # a rollout of 32 takes 3.6 s
+    assert (slow.steps, slow.prompts, slow.rollouts, slow.minibatches) == (52, 4, 43, 1)  # a rollout of 32 takes 3.6 s
     with pytest.raises(ValueError, match=r"--minutes 0\.3 are too few"):
         plan(speed, minutes=0.3, held_out=200, samples=5)
 
