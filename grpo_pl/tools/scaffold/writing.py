@@ -94,7 +94,7 @@ def write_task(
             else:
                 write = partial(_fill, drafted.kind, "config.yaml", staging)
                 _small_policy(drafted, task, write, shown, staging / "config.yaml", minutes, say)
-        _fill(drafted.kind, "test_task.py", staging, shown)
+        _fill(drafted.kind, "test_task.py", staging, shown, name=f"test_{name}.py")  # pytest wants different names
         _fill(drafted.kind, "README.md", staging, {**shown, **_data_section(drafted)})
 
 

@@ -89,19 +89,18 @@ def test_a_new_task_is_trained_as_it_stands(command_line: Any, place: Path, name
     assert {path.name for path in (place / name).iterdir()} - {"__pycache__", "problems.csv", "problems.jsonl"} == {
         "task.py",
         "config.yaml",
-        "test_task.py",
+        f"test_{name}.py",
         "README.md",
     }
 
 
 @pytest.mark.slow
-def test_the_tests_that_are_written_pass_from_another_folder(place: Path, tmp_path: Path) -> None:
-    quiet = ("-q", "-p", "no:xdist", "-p", "no:cacheprovider")
-    for arguments in ([str(place / KINDS[0])], ["--import-mode=importlib", *(str(place / name) for name in KINDS[1:])]):
-        process, output = forked(lambda given=(*quiet, *arguments): pytest.main(list(given)), cwd=tmp_path)
-        with output:
-            said = output.read()
-        assert process.wait() == 0, said
+def test_the_tests_that_are_written_pass_together_from_another_folder(place: Path, tmp_path: Path) -> None:
+    given = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", *(str(place / name) for name in KINDS)]
+    process, output = forked(lambda: pytest.main(given), cwd=tmp_path)
+    with output:
+        said = output.read()
+    assert process.wait() == 0, said
 
 
 def test_what_is_written_is_clean(place: Path) -> None:
