@@ -4,7 +4,7 @@ All fits of a seed begin from one cold start. Budget 0 is none, ``16-64`` a rang
 thought that its budget ended there is room for the answer alone: with more, the policy learns to go on searching there.
 A finished fit enters the record at once, and one that is there is not made again.
 
-    OMP_NUM_THREADS=1 python benchmarks/thinking_budget.py --budgets 0 40 --output thinking-budget.json
+    OMP_NUM_THREADS=1 python benchmarks/thinking_budget.py --budgets 0 64 48 --output thinking-budget.json
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def fit(budget: str, seed: int, cache: Path, extra: list[str]) -> dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--budgets", nargs="+", default=["0", "40"])
+    parser.add_argument("--budgets", nargs="+", default=["0", "64", "48"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--cache", type=Path, help="keeps the cold starts here; else they are made anew")
     parser.add_argument("--output", type=Path, required=True, help="the record")

@@ -310,8 +310,8 @@ def _random_play(env: Any) -> tuple[list[list[float]], list[list[Any]]]:
 
 
 def _edges(observations: Sequence[Sequence[float]]) -> list[list[float]]:
-    """For each number of an observation where its tenths begin, or between which of ten values or fewer it lies;
-    nothing for whole numbers."""
+    """For each number of an observation, where its tenths begin; of ten different values or fewer, the middles between
+    them; nothing for whole numbers."""
     found: list[list[float]] = []
     for values in zip(*observations, strict=True):
         distinct = sorted(set(values))
