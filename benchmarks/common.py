@@ -163,12 +163,10 @@ def lengths_of(law: str, cell: Cell) -> list[int]:
 def force_lengths(logits: Tensor, lengths: Tensor, position: int, *, limit: int) -> Tensor:
     """Logits (B, V) with which a row of ``lengths`` n < ``limit`` draws EOS exactly as its n-th token, and no row draws
     it elsewhere."""
-    logits = logits.clone()
-    logits[:, EOS] = -torch.inf
     ends = (lengths == position + 1) & (lengths < limit)
-    logits[ends] = -torch.inf
-    logits[ends, EOS] = 0.0
-    return logits
+    forced = logits.masked_fill(ends.unsqueeze(1), -torch.inf)
+    forced[:, EOS] = torch.zeros_like(ends, dtype=logits.dtype).masked_fill(~ends, -torch.inf)
+    return forced
 
 
 class ScriptedLengths(LogitsProcessor):

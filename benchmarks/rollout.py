@@ -26,7 +26,6 @@ from common import (
     ScriptedLengths,
     chosen_cells,
     describe,
-    force_lengths,
     interleaved,
     lengths_of,
     publish,
@@ -38,18 +37,15 @@ from common import (
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 
-from grpo_pl.functional.sampling import Noise
 from grpo_pl.rollout.child.engine import ChildEngine
 from grpo_pl.rollout.child.model_spec import ModelSpec
-from grpo_pl.rollout.decoding import DecodeMonitor
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.child import NativeChildEngine, NativeWorker
-from grpo_pl.rollout.native.decode_kernel import DecodeKernel, PackedPolicy, draw_rollout
 from grpo_pl.rollout.native.decoder_choice import TORCH, default_decoder
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.native.kernels import Matrix
 from grpo_pl.rollout.vllm import VLLMEngine
-from grpo_pl.types import GenerateRequest, SampleKey, SamplingParams
+from grpo_pl.types import GenerateRequest, Rollout, SampleKey, SamplingParams
 
 CPU_CELLS = [SMALL, MEDIUM, SHORT]
 VLLM_PYTHON = "GRPO_PL_VLLM_PYTHON"
@@ -57,57 +53,20 @@ VLLM_PYTHON = "GRPO_PL_VLLM_PYTHON"
 
 @dataclass(kw_only=True)
 class ScriptedNative(NativeEngine):
-    """The native engine with scripted lengths; ``generate`` gets the same lengths through a logits processor, and the
-    decode kernel through the limit of each row."""
+    """The native engine with scripted lengths, as the limit of each row; ``generate`` gets the same lengths through a
+    logits processor."""
 
     lengths: Sequence[int] = field(default_factory=list)
 
-    def _draw_by_kernel(
-        self, kernel: DecodeKernel, model: PreTrainedModel, owners: Tensor, keys: Tensor, monitor: DecodeMonitor
-    ) -> tuple[Tensor, Tensor]:
-        prompts, limits = monitor.request.prompt_ids, torch.tensor(self.lengths)
-        tokens, logprobs, _ = draw_rollout(
-            kernel,
-            PackedPolicy(kernel, model, columns=max(map(len, prompts)) + int(limits.max())),
-            prompts,
-            owners=owners,
-            keys=keys,
-            limits=limits,
-            temperature=monitor.sampling.temperature,
-            stop_tokens=(),
-            ask=lambda drawn, finished: monitor.check_stop(),
-        )
-        tokens[tokens == EOS] = PAD  # rare, and it would end the row before its time
-        ended = limits < monitor.sampling.max_completion_length
-        tokens[ended, limits[ended] - 1], logprobs[ended, limits[ended] - 1] = EOS, 0.0
-        return tokens, logprobs
-
-    def _choose(
-        self, logits: Tensor, noise: Noise, rows: Tensor, position: int, monitor: DecodeMonitor
-    ) -> tuple[Tensor, Tensor]:
-        lengths = torch.tensor(self.lengths, device=rows.device)[rows]
-        forced = force_lengths(logits, lengths, position, limit=monitor.sampling.max_completion_length)
-        return super()._choose(forced, noise, rows, position, monitor)
-
-
-class ProvedNative(ScriptedNative):
-    """Its log-probabilities are the policy's own, to which every step holds them; a forced end has another. The decode
-    kernel does not know that of a token that it has not drawn."""
-
-    def _kernel(self, model: PreTrainedModel, monitor: DecodeMonitor) -> None:
-        return None
-
-    def _choose(
-        self, logits: Tensor, noise: Noise, rows: Tensor, position: int, monitor: DecodeMonitor
-    ) -> tuple[Tensor, Tensor]:
-        tokens, _ = super()._choose(logits, noise, rows, position, monitor)
-        own = torch.log_softmax(logits.float() / monitor.sampling.temperature, dim=-1)
-        return tokens, own.gather(1, tokens.unsqueeze(1)).squeeze(1)
+    def generate(self, model: PreTrainedModel, request: GenerateRequest, **options: Any) -> Rollout:
+        size = request.group_size
+        limits = [self.lengths[first : first + size] for first in range(0, len(self.lengths), size)]
+        return super().generate(model, replace(request, limits=limits, eos_token_ids=()), **options)
 
 
 @dataclass(kw_only=True)
 class ScriptedChild(NativeChildEngine):
-    """`ProvedNative` in a child process."""
+    """`ScriptedNative` in a child process."""
 
     worker: ClassVar[str] = "rollout:ScriptedWorker"
     lengths: Sequence[int] = field(default_factory=list)
@@ -121,7 +80,7 @@ class ScriptedWorker(NativeWorker):
 
     def __init__(self, *, lengths: Sequence[int], **settings: Any) -> None:
         super().__init__(**settings)
-        self._engine = ProvedNative(lengths=lengths)
+        self._engine = ScriptedNative(lengths=lengths)
 
 
 def in_children(model: PreTrainedModel, cell: Cell) -> dict[str, ChildEngine]:

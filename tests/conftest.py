@@ -17,6 +17,8 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before its libraries are imported: no test asks the hub
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # in the processes that tests start as well: others test at the same time
+if not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd"))):
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # without a GPU; read when Triton is imported, which torch may do
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes start from here: each would compile the package
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background: what tests start would ignore Ctrl-C, too
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -25,9 +26,10 @@ DRAW_RULE = "keyed race"
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # splitmix64's increment and multipliers, as signed 64-bit integers
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_2 = 0x94D049BB133111EB - (1 << 64)
-_SPREAD = 0x9E3779B1 - (1 << 32)  # an odd number near 2**32 / golden ratio: neighbouring tokens differ in many bits
-_LOW_1 = 0x7FEB352D  # multipliers of the 32-bit hash
-_LOW_2 = 0x846CA68B - (1 << 32)
+SPREAD = 0x9E3779B1 - (1 << 32)  # an odd number near 2**32 / golden ratio: neighbouring tokens differ in many bits
+LOW_1 = 0x7FEB352D  # multipliers of the 32-bit hash
+LOW_2 = 0x846CA68B - (1 << 32)
+UNIT = 2.0**-31 * (1.0 - 2.0**-23)  # from the hash's size to u, below 1
 _BLOCK = 1 << 20  # entries of (rows, V) that are raced at once: what fits into a cache
 _LARGE = 4096  # vocabularies from here on are searched in two levels, and summed once more
 _MOST_ENTRIES = 1 << 19  # of noise that is computed ahead, 2 MiB
@@ -97,15 +99,15 @@ def arrival_times(keys: Tensor, vocabulary: int, scratch: Tensor | None = None) 
     if scratch is None:
         scratch = torch.empty(2, *keys.shape, vocabulary, dtype=torch.int32, device=keys.device)
     h, shifted = scratch[0], scratch[1]  # (…, V)
-    ids = torch.arange(vocabulary, dtype=torch.int32, device=keys.device).mul_(_SPREAD)
+    ids = torch.arange(vocabulary, dtype=torch.int32, device=keys.device).mul_(SPREAD)
     torch.bitwise_xor(ids, low, out=h)
     h += torch.bitwise_right_shift(h, 16, out=shifted)
-    h *= _LOW_1
+    h *= LOW_1
     h += torch.bitwise_right_shift(h, 15, out=shifted)
     h += high
-    h *= _LOW_2
+    h *= LOW_2
     times = shifted.view(torch.float32).copy_(h).abs_()
-    torch.add(-(2.0**-33), times, alpha=-(2.0**-31) * (1.0 - 2.0**-23), out=times)  # -u, above -1
+    torch.add(-(2.0**-33), times, alpha=-UNIT, out=times)  # -u, above -1
     return times.log1p_().neg_()
 
 
@@ -151,7 +153,7 @@ class PrecomputedNoise:
         """
         if position >= self._first + len(self._times):
             ahead = min(_MOST_POSITIONS, _MOST_ENTRIES // (len(rows) * vocabulary), self._keys.shape[1] - position)
-            if ahead < 2:
+            if ahead < 2 or raced_by_triton(rows.device):
                 return Noise(keys=self._keys[rows, position])
             shape = (2, ahead, len(rows), vocabulary)
             self._scratch = self._scratch if self._scratch.numel() else self._scratch.new_empty(2 * _MOST_ENTRIES)
@@ -221,6 +223,11 @@ def draw_tokens(
         log softmax(logits / temperature), renormalised after truncation. Greedy: log softmax(logits).
     """
     size, vocabulary = logits.shape
+    everything = temperature == 0.0 or (top_k == 0 and top_p >= 1.0)
+    if everything and noise.keys is not None and raced_by_triton(logits.device) and logits.dtype != torch.float64:
+        from grpo_pl.functional.race_kernel import race
+
+        return race(logits, noise.keys, temperature=temperature)
     rows = max(1, _BLOCK // vocabulary)
     if size <= rows:
         return _race(logits, noise, None, temperature=temperature, top_k=top_k, top_p=top_p)
@@ -230,6 +237,11 @@ def draw_tokens(
         block, free = slice(first, first + rows), scratch[:, : size - first]
         drawn.append(_race(logits[block], noise[block], free, temperature=temperature, top_k=top_k, top_p=top_p))
     return torch.cat([tokens for tokens, _ in drawn]), torch.cat([logprobs for _, logprobs in drawn])
+
+
+def raced_by_triton(device: torch.device) -> bool:
+    """True on a GPU of NVIDIA or AMD where Triton is installed, as it is with torch on Linux."""
+    return device.type == "cuda" and find_spec("triton") is not None
 
 
 def _race(

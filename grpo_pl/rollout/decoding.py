@@ -63,24 +63,25 @@ class DecodeMonitor:
             self.record_top(rows, position, *likeliest_tokens(cut, sampling.top_logprobs))
         return draw_tokens(cut, noise, temperature=1.0)
 
-    def support(self, completion_ids: Tensor) -> Tensor | None:
-        """(B, T, K) int32 beside ``completion_ids`` (B, T), as in `Rollout`; None if nothing was recorded.
+    def support(self, kept: Tensor) -> Tensor | None:
+        """(B, T, K) int32, as in `Rollout`, of the tokens in the mask ``kept`` (B, T); None if nothing was recorded.
 
         Raises:
             ValueError: it would take too much memory.
         """
         if not self._supports:
             return None
-        width = max(kept.shape[1] for _, _, kept in self._supports)
-        if completion_ids.numel() * width > _MOST_RECORDED:
+        width = max(ids.shape[1] for _, _, ids in self._supports)
+        if kept.numel() * width > _MOST_RECORDED:
             raise ValueError(
                 f"sampling_mask: up to {width} tokens were left to draw from, too many to record at each of "
-                f"{completion_ids.numel()} places: set model.sampling.top_k, or a lower top_p."
+                f"{kept.numel()} places: set model.sampling.top_k, or a lower top_p."
             )
-        support = torch.full((*completion_ids.shape, width), NO_TOKEN, dtype=torch.int32, device=completion_ids.device)
-        for rows, position, kept in self._supports:
-            support[rows, position, : kept.shape[1]] = kept
-        return support
+        support = torch.full((*kept.shape, width), NO_TOKEN, dtype=torch.int32, device=kept.device)
+        for rows, position, ids in self._supports:
+            if position < kept.shape[1]:  # else it was drawn behind the end of every row
+                support[rows, position, : ids.shape[1]] = ids
+        return support.masked_fill(~kept.unsqueeze(2), NO_TOKEN)
 
     def record_top(self, rows: Tensor, positions: Tensor | int, ids: Tensor, logprobs: Tensor) -> None:
         """Records the likeliest tokens of ``rows`` at ``positions``, both (rows, K), with the same K in every call."""
@@ -104,6 +105,8 @@ class DecodeMonitor:
         ids = torch.full((*kept.shape, width), NO_TOKEN, dtype=torch.int32, device=kept.device)
         logprobs = torch.full(ids.shape, -torch.inf, device=kept.device, dtype=torch.float32)
         for rows, positions, tokens, theirs in self._tops:
+            if isinstance(positions, int) and positions >= kept.shape[1]:
+                continue  # drawn behind the end of every row
             ids[rows, positions], logprobs[rows, positions] = tokens, theirs
         return ids.masked_fill(~kept.unsqueeze(2), NO_TOKEN), logprobs.masked_fill(~kept.unsqueeze(2), -torch.inf)
 
@@ -197,7 +200,7 @@ def assemble(
         completion_ids=completion_ids.masked_fill(~kept, pad_token_id),
         completion_mask=kept,
         sampling_logprobs=logprobs,
-        support=monitor.support(completion_ids),
+        support=monitor.support(kept),
         top_ids=top_ids,
         top_logprobs=top_logprobs,
         finish_reasons=[

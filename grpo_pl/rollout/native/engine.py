@@ -15,6 +15,7 @@ from grpo_pl.rollout.decoding import DecodeMonitor
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.decode_kernel import DecodeKernel, PackedPolicy, built_kernels, draw_rollout
 from grpo_pl.rollout.native.decoder_choice import TORCH, choose_decoder
+from grpo_pl.rollout.native.graph_decoder import GraphDecoder, decodes_in_graphs
 from grpo_pl.rollout.native.kernel_slots import Draw, KernelTurns
 from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
 from grpo_pl.rollout.native.slots import TurnSlots
@@ -59,7 +60,8 @@ class NativeEngine(PlainEngine):
                 return [self._draw_by_kernel(kernel, model, owners, keys, monitor)]
         drawn = []
         with torch.no_grad():
-            decoder = LlamaFamilyDecoder(model, rows=min(self.max_batch_rows or len(owners), len(owners)))
+            kind = GraphDecoder if decodes_in_graphs(model) else LlamaFamilyDecoder
+            decoder = kind(model, rows=min(self.max_batch_rows or len(owners), len(owners)))
             with torch.autocast(owners.device.type, enabled=False):
                 for first, mine in self._chunks(owners):
                     begin, end = int(mine[0]), int(mine[-1]) + 1
@@ -113,7 +115,8 @@ class NativeEngine(PlainEngine):
         monitor: DecodeMonitor,
         order: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Tokens and log-probabilities (rows, T) of one chunk of rows, T being its longest completion.
+        """Tokens and log-probabilities (rows, T) of one chunk of rows, T being its longest completion. A decoder that
+        looks ahead draws a few tokens behind the end of a row, which `assemble` masks.
 
         Args:
             order: the chunk's row of each row of the decoder; by default the same.
@@ -122,21 +125,27 @@ class NativeEngine(PlainEngine):
         noise = PrecomputedNoise(keys, longest)
         completion_ids = keys.new_zeros(len(keys), longest)
         logprobs = torch.zeros(len(keys), longest, dtype=torch.float32, device=keys.device)  # whatever the default is
-        rows = torch.tensor(order or range(len(keys)), device=keys.device)  # still decoding, in the decoder's order
+        rows = torch.tensor(order or range(len(keys)), device=keys.device)  # in the decoder's order
+        alive, recent, seen = [True] * len(keys), list[Tensor](), 0  # which go on; what the monitor has not seen yet
         for position in range(longest):
             monitor.check_stop()
             drawn = noise.at(rows, position, logits.shape[-1])
             tokens, chosen = self._choose(logits, drawn, rows + first_row, position, monitor)
             completion_ids[rows, position], logprobs[rows, position] = tokens, chosen
-            last = position + 1 == longest
-            alive = monitor.alive(tokens, rows + first_row, last=last, position=position)  # (rows,)
-            if not any(alive):
-                break
-            if not all(alive):
-                kept = torch.tensor(decoder.keep(alive), device=rows.device)
-                rows, tokens = rows[kept], tokens[kept]
+            recent.append(tokens)
+            if position + 1 == longest or len(recent) == decoder.lookahead:
+                alive, used = _follow(recent, rows + first_row, alive, seen, monitor)
+                recent, seen = [], seen + used
+                if not any(alive):
+                    break
+                if not all(alive):
+                    kept = decoder.keep(alive)
+                    alive = [alive[i] for i in kept]
+                    if len(kept) < len(rows):
+                        places = torch.tensor(kept, device=rows.device)
+                        rows, tokens = rows[places], tokens[places]
             logits = decoder.step(tokens)
-        return completion_ids[:, : position + 1], logprobs[:, : position + 1]
+        return completion_ids[:, :seen], logprobs[:, :seen]
 
     def _choose(
         self, logits: Tensor, noise: Noise, rows: Tensor, position: int, monitor: DecodeMonitor
@@ -152,6 +161,33 @@ class NativeEngine(PlainEngine):
         if line not in self._logged:
             self._logged.add(line)
             log.info(line)
+
+
+def _follow(
+    recent: Sequence[Tensor], rows: Tensor, alive: Sequence[bool], first: int, monitor: DecodeMonitor
+) -> tuple[list[bool], int]:
+    """Which of the rows go on after the tokens of several positions, each (rows,); and how many positions those that
+    were alive have used.
+
+    Args:
+        rows: (rows,), their numbers in the request.
+        alive: before these tokens.
+        first: the first position.
+    """
+    alive = list(alive)
+    drawn = torch.stack(list(recent)).cpu() if len(recent) > 1 else recent[0].unsqueeze(0)
+    for used, tokens in enumerate(drawn):
+        live = [i for i, goes_on in enumerate(alive) if goes_on]
+        if not live:
+            return alive, used
+        if len(live) < len(alive):
+            tokens, here = tokens[live], rows[live]
+        else:
+            here = rows
+        last = first + used + 1 == monitor.sampling.max_completion_length
+        for i, goes_on in zip(live, monitor.alive(tokens, here, last=last, position=first + used), strict=True):
+            alive[i] = goes_on
+    return alive, len(recent)
 
 
 class _TurnsEngine(NativeEngine):

@@ -55,6 +55,8 @@ class LlamaFamilyDecoder:
     each rotated pair are neighbours, which no dot product of a query with a key can see.
     """
 
+    lookahead = 1  # tokens between two looks at which rows have ended
+
     def __init__(self, model: Any, *, rows: int) -> None:
         model = unwrap(model)
         trunk = model.model

@@ -1,0 +1,95 @@
+"""Decoding on GPUs: one token of all rows is a CUDA graph, launched at once; the host looks every few tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
+
+
+class GraphDecoder(LlamaFamilyDecoder):
+    """A `LlamaFamilyDecoder` whose `step` is captured once for a number of rows and then replayed.
+
+    What changes from token to token lies in tensors that the graph itself advances: the tokens, the column of the cache
+    that is written, the positions. So attention needs to know no length when it is captured. The first step after
+    `start` or `keep` runs without a graph, which loads every kernel, the second is captured. Rows that have ended go on
+    beside the others until half of all have: another graph costs more than they do.
+    """
+
+    lookahead = 16  # tokens between two looks at which rows have ended: a look waits for the GPU, which then waits
+
+    def start(self, prompt_ids: Tensor, prompt_mask: Tensor, owners: Tensor, *, room: int) -> Tensor:
+        self._graph: torch.cuda.CUDAGraph | None = None
+        logits = super().start(prompt_ids, prompt_mask, owners, room=room)
+        self._starts = (~prompt_mask).sum(dim=1)[owners]  # (B,) the first column of each row
+        self._place(self._positions)
+        return logits
+
+    def _place(self, positions: Tensor) -> None:
+        """New tensors for the state of the rows at these positions, and so no graph yet."""
+        self._graph = None
+        self._steps = 0
+        self._positions = positions.clone()
+        self._tokens = torch.zeros_like(positions)
+        self._written = torch.tensor(self._column, device=positions.device)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Logits (rows, V) after feeding one token to each of the rows; the next step overwrites them."""
+        self._tokens.copy_(tokens)
+        if self._steps == 1 and tokens.is_cuda:
+            self._capture()
+        if self._graph is None:
+            self._found = self._advance()
+        else:
+            self._graph.replay()
+        self._column += 1
+        self._steps += 1
+        return self._found
+
+    def _capture(self) -> None:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream):
+            # not torch.cuda.graph, which gives all free memory back first; the rollout's own thread alone, since
+            # others may look at events of theirs
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                self._found = self._advance()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = graph
+
+    def _advance(self) -> Tensor:
+        from grpo_pl.rollout.native.gpu_kernels import attend_to_columns, rotate_and_store
+
+        x = F.embedding(self._tokens, self._embedding)  # (rows, H)
+        for layer, cache in zip(self._layers, self._cache, strict=True):
+            heads = layer.qkv(layer.attention_norm(x).to(self._dtype))  # (rows, heads · D)
+            rotate_and_store(heads, cache, self._rotary, self._positions, self._written, layer.head_norms)
+            layer.output.add_to(x, attend_to_columns(heads, cache, self._starts, self._written, scale=self._scale))
+            self._feed_forward(layer, x)
+        self._written += 1
+        self._positions += 1
+        return self._logits(x)
+
+    def keep(self, alive: Sequence[bool]) -> list[int]:
+        """As that of the base; where more than half of the rows are alive it keeps all, the ended ones too."""
+        if 2 * sum(alive) > len(alive):
+            return list(range(len(alive)))
+        order = self._compact(alive, None, self._column)
+        self._starts = self._starts[order]
+        self._place(self._positions[order])
+        return order
+
+
+def decodes_in_graphs(model: Any) -> bool:
+    """True if rollouts of ``model`` can run on the `GraphDecoder`: on a GPU with Triton, in float32 or narrower."""
+    return model.device.type == "cuda" and find_spec("triton") is not None and model.dtype != torch.float64
