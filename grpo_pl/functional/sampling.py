@@ -12,11 +12,11 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
+from grpo_pl.functional.gpu import has_triton
 from grpo_pl.types import NO_TOKEN, SampleKey
 
 DRAW_RULE = "keyed race"
@@ -153,7 +153,7 @@ class PrecomputedNoise:
         """
         if position >= self._first + len(self._times):
             ahead = min(_MOST_POSITIONS, _MOST_ENTRIES // (len(rows) * vocabulary), self._keys.shape[1] - position)
-            if ahead < 2 or raced_by_triton(rows.device):
+            if ahead < 2 or has_triton(rows.device):
                 return Noise(keys=self._keys[rows, position])
             shape = (2, ahead, len(rows), vocabulary)
             self._scratch = self._scratch if self._scratch.numel() else self._scratch.new_empty(2 * _MOST_ENTRIES)
@@ -224,7 +224,7 @@ def draw_tokens(
     """
     size, vocabulary = logits.shape
     everything = temperature == 0.0 or (top_k == 0 and top_p >= 1.0)
-    if everything and noise.keys is not None and raced_by_triton(logits.device) and logits.dtype != torch.float64:
+    if everything and noise.keys is not None and has_triton(logits.device) and logits.dtype != torch.float64:
         from grpo_pl.functional.race_kernel import race
 
         return race(logits, noise.keys, temperature=temperature)
@@ -237,11 +237,6 @@ def draw_tokens(
         block, free = slice(first, first + rows), scratch[:, : size - first]
         drawn.append(_race(logits[block], noise[block], free, temperature=temperature, top_k=top_k, top_p=top_p))
     return torch.cat([tokens for tokens, _ in drawn]), torch.cat([logprobs for _, logprobs in drawn])
-
-
-def raced_by_triton(device: torch.device) -> bool:
-    """True on a GPU of NVIDIA or AMD where Triton is installed, as it is with torch on Linux."""
-    return device.type == "cuda" and find_spec("triton") is not None
 
 
 def _race(

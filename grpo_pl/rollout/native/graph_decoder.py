@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from grpo_pl.functional.gpu import has_triton
+from grpo_pl.policy.library_internals import unwrap
 from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
 
 
@@ -23,6 +24,10 @@ class GraphDecoder(LlamaFamilyDecoder):
     """
 
     lookahead = 16  # tokens between two looks at which rows have ended: a look waits for the GPU, which then waits
+
+    def __init__(self, model: Any, *, rows: int) -> None:
+        super().__init__(model, rows=rows)
+        self._silu = unwrap(model).config.hidden_act in ("silu", "swish")
 
     def start(self, prompt_ids: Tensor, prompt_mask: Tensor, owners: Tensor, *, room: int) -> Tensor:
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -68,14 +73,17 @@ class GraphDecoder(LlamaFamilyDecoder):
         self._graph = graph
 
     def _advance(self) -> Tensor:
-        from grpo_pl.rollout.native.gpu_kernels import attend_to_columns, rotate_and_store
+        from grpo_pl.rollout.native.gpu_kernels import attend_to_columns, gated, rotate_and_store
 
         x = F.embedding(self._tokens, self._embedding)  # (rows, H)
         for layer, cache in zip(self._layers, self._cache, strict=True):
             heads = layer.qkv(layer.attention_norm(x).to(self._dtype))  # (rows, heads · D)
             rotate_and_store(heads, cache, self._rotary, self._positions, self._written, layer.head_norms)
             layer.output.add_to(x, attend_to_columns(heads, cache, self._starts, self._written, scale=self._scale))
-            self._feed_forward(layer, x)
+            if self._silu:
+                layer.down.add_to(x, gated(layer.gate_up(layer.mlp_norm(x).to(self._dtype))))
+            else:
+                self._feed_forward(layer, x)
         self._written += 1
         self._positions += 1
         return self._logits(x)
@@ -92,4 +100,4 @@ class GraphDecoder(LlamaFamilyDecoder):
 
 def decodes_in_graphs(model: Any) -> bool:
     """True if rollouts of ``model`` can run on the `GraphDecoder`: on a GPU with Triton, in float32 or narrower."""
-    return model.device.type == "cuda" and find_spec("triton") is not None and model.dtype != torch.float64
+    return has_triton(model.device) and model.dtype != torch.float64

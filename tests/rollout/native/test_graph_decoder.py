@@ -30,7 +30,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[GraphDecoder]:
     monkeypatch.setenv(SWITCH, "torch")
     monkeypatch.setattr(native_engine, "GraphDecoder", Watched)
     monkeypatch.setattr(native_engine, "decodes_in_graphs", lambda model: True)
-    monkeypatch.setattr(sampling, "raced_by_triton", lambda device: True)
+    monkeypatch.setattr(sampling, "has_triton", lambda device: True)
     return made
 
 
@@ -141,3 +141,9 @@ def test_attention_reads_the_columns_of_a_row(queries, key_heads, size):
     arguments = (heads.flatten(1), cache, starts, torch.tensor(column))
     found = gpu_kernels.attend_to_columns(*(each.to(DEVICE) for each in arguments), scale=0.3)
     torch.testing.assert_close(found.cpu(), expected.reshape(rows, -1), atol=1e-5, rtol=1e-5)
+
+
+def test_gated_is_silu_times_up():
+    gate, up = torch.randn(2, 3, 1500, generator=torch.Generator().manual_seed(0))
+    found = gpu_kernels.gated(torch.cat([gate, up], dim=1).to(DEVICE))
+    torch.testing.assert_close(found.cpu(), torch.nn.functional.silu(gate) * up, atol=1e-6, rtol=1e-5)
