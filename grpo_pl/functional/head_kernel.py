@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from grpo_pl.functional.gemm import product
+from grpo_pl.functional.gpu import CHUNK_ELEMENTS, CHUNK_TOKENS
 
-_CHUNK_TOKENS = 1024  # most tokens whose logits are in memory at a time …
-_CHUNK_ELEMENTS = 1 << 28  # … and most logits, in the type of the products: 512 MiB in bfloat16
 _BLOCK = 4096  # entries of the vocabulary in registers at once
 _WARPS = 8
 
@@ -92,7 +91,7 @@ class FusedHead(torch.autograd.Function):
 
 def chunks(tokens: int, vocabulary: int) -> list[slice]:
     """Runs of tokens whose logits are in memory at a time."""
-    size = max(1, min(_CHUNK_TOKENS, _CHUNK_ELEMENTS // vocabulary))
+    size = max(1, min(CHUNK_TOKENS, CHUNK_ELEMENTS // vocabulary))
     return [slice(start, start + size) for start in range(0, tokens, size)]
 
 

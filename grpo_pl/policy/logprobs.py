@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -21,6 +21,7 @@ from grpo_pl.functional.logprobs import (
     token_logprobs,
     top_logprobs,
 )
+from grpo_pl.policy.fused_modules import fused_modules
 from grpo_pl.policy.library_internals import attends_by_interface, has_hooks
 from grpo_pl.policy.packing import Rows, pack, packed_attention
 
@@ -177,8 +178,10 @@ def completion_states(
 
 def _score(model: PreTrainedModel, rows: Rows, options: _Options) -> tuple[Tensor, ...]:
     mode = forward_mode(model)
-    # a checkpointed layer runs its second forward pass outside this context, with other products
-    with nullcontext() if recomputes_activations(model) else FastLinear():
+    with ExitStack() as stack:
+        if not recomputes_activations(model):  # a checkpointed layer runs its second forward pass outside of these
+            stack.enter_context(FastLinear())
+            stack.enter_context(fused_modules(model))
         if mode == "materialised":
             return _materialised(model, rows, options)
         return _through_head(model, rows, options, packed=mode == "packed")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from grpo_pl.functional import gpu
 from grpo_pl.functional import logprobs as head
 from grpo_pl.policy.quantization import BITS_PER_WEIGHT
 
@@ -221,10 +222,15 @@ def activation_bytes(shape: Shape, work: Workload) -> float:
     """Bytes per token that wait for the backward pass.
 
     A block keeps the inputs of its products and norms: 6 h + 4 q + 2 k + 4 f numbers (hidden size h, query width q, key
-    width k, intermediate size f). With activation checkpointing it keeps its input, and one block at a time the rest.
+    width k, intermediate size f). On a GPU, where norms and SiLU are fused, that is 3 f, and of h the two inputs of norms
+    in the type of the weights and those of products in their own, five of them if that is another type, else two. With
+    activation checkpointing it keeps its input, and one block at a time the rest.
     """
-    inner = (4 * shape.query + 2 * shape.key + 4 * shape.intermediate) / work.split
-    block = (6 * shape.hidden + inner) * work.compute_bytes
+    wide, narrow = work.weight_bytes, work.compute_bytes
+    fused = not work.in_main_memory and not work.checkpointing
+    outer = shape.hidden * (2 * wide + (2 if wide == narrow else 5) * narrow if fused else 6 * narrow)
+    inner = 4 * shape.query + 2 * shape.key + (3 if fused else 4) * shape.intermediate
+    block = outer + inner / work.split * narrow
     ends = 3 * shape.hidden * 4
     if work.checkpointing:
         return shape.layers * shape.hidden * work.compute_bytes + block + ends
@@ -233,10 +239,16 @@ def activation_bytes(shape: Shape, work: Workload) -> float:
 
 def head_bytes(shape: Shape, work: Workload) -> float:
     """Kept probabilities, and two chunks of logits; independent of the number of tokens once there are many. Beside a
-    teacher's head nothing is kept, and smaller chunks are in memory eight times."""
+    teacher's head nothing is kept, and smaller chunks are in memory eight times. On a GPU one chunk in the type of the
+    products, a copy of the weight in that type, and the weight's gradient with what a chunk adds to it."""
     positions = min(work.tokens, work.rows * work.completion_tokens)
     if work.teacher_head_bytes or work.own_head:
         return 4.0 * 8 * min(positions * shape.vocabulary, head._TAUGHT_ELEMENTS)
+    if not work.in_main_memory:
+        wide, narrow = work.weight_bytes, work.compute_bytes
+        tokens = min(positions, gpu.CHUNK_TOKENS, max(1, gpu.CHUNK_ELEMENTS // shape.vocabulary))
+        per_entry = tokens * narrow + shape.hidden * (4 + narrow + (narrow if wide != narrow else 0))
+        return float(shape.vocabulary * per_entry)
     chunk = min(positions, head._CHUNK_TOKENS, max(1, head._CHUNK_ELEMENTS // shape.vocabulary)) * shape.vocabulary
     kept = min(positions * shape.vocabulary, head._KEPT_ELEMENTS)
     return 4.0 * (kept + 2 * chunk)

@@ -14,7 +14,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def fused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The head as on a GPU, in chunks of three tokens and blocks of eight entries."""
     monkeypatch.setattr(logprobs, "has_triton", lambda device: True)
-    monkeypatch.setattr(head_kernel, "_CHUNK_TOKENS", 3)
+    monkeypatch.setattr(head_kernel, "CHUNK_TOKENS", 3)
     monkeypatch.setattr(head_kernel, "_BLOCK", 8)
 
 

@@ -175,17 +175,17 @@ def _follow(
         first: the first position.
     """
     alive = list(alive)
-    drawn = torch.stack(list(recent)).cpu() if len(recent) > 1 else recent[0].unsqueeze(0)
+    drawn = torch.stack(list(recent)) if len(recent) > 1 else recent[0].unsqueeze(0)
+    if len(recent) > 1:  # one wait for the GPU, and none for each position
+        drawn, rows = drawn.cpu(), rows.cpu()
     for used, tokens in enumerate(drawn):
         live = [i for i, goes_on in enumerate(alive) if goes_on]
         if not live:
             return alive, used
-        if len(live) < len(alive):
-            tokens, here = tokens[live], rows[live]
-        else:
-            here = rows
+        some = slice(None) if len(live) == len(alive) else live
         last = first + used + 1 == monitor.sampling.max_completion_length
-        for i, goes_on in zip(live, monitor.alive(tokens, here, last=last, position=first + used), strict=True):
+        still = monitor.alive(tokens[some], rows[some], last=last, position=first + used)
+        for i, goes_on in zip(live, still, strict=True):
             alive[i] = goes_on
     return alive, len(recent)
 

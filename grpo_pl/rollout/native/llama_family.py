@@ -69,6 +69,13 @@ class LlamaFamilyDecoder:
         self._key_heads = model.config.num_key_value_heads
         self._query_heads = model.config.num_attention_heads
         self._activation: Callable[[Tensor], Tensor] = trunk.layers[0].mlp.act_fn
+        on = {"device": device}
+        self._pairs = torch.arange(self._head_size, **on).view(2, -1).t().flatten()  # 0, D/2, 1, D/2 + 1, …
+        turned, values = self._query_heads + self._key_heads, self._key_heads * self._head_size
+        heads = torch.arange(turned, **on).unsqueeze(-1) * self._head_size
+        self._order = torch.cat(
+            [(heads + self._pairs).flatten(), torch.arange(values, **on) + turned * self._head_size]
+        )
         self._layers = [self._read_layer(layer, rows) for layer in trunk.layers]
         self._norm = self._read_norm(trunk.norm)
         self._head = self._matrix([model.lm_head], rows)
@@ -79,11 +86,7 @@ class LlamaFamilyDecoder:
 
     def _read_layer(self, layer: Any, rows: int) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
-        pairs = torch.arange(self._head_size).view(2, -1).t().flatten()  # 0, D/2, 1, D/2 + 1, …
-        heads = torch.arange(self._query_heads + self._key_heads).unsqueeze(-1) * self._head_size
-        order = torch.cat(
-            [(heads + pairs).flatten(), torch.arange(self._key_heads * self._head_size) + heads.numel() * len(pairs)]
-        )
+        pairs, order = self._pairs, self._order
         head_norms = None
         if hasattr(attention, "q_norm"):
             by_head = [whole(attention.q_norm.weight)[pairs]] * self._query_heads
@@ -107,7 +110,6 @@ class LlamaFamilyDecoder:
         """Several linear layers with one input as one product; ``order`` permutes its outputs."""
         weight, bias = fused_linear(modules)
         if order is not None:
-            order = order.to(weight.device)
             weight, bias = weight[order], None if bias is None else bias[order]
         return Matrix(weight.to(self._dtype), None if bias is None else bias.to(self._dtype), rows=rows)
 
