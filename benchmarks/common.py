@@ -64,10 +64,10 @@ class Cell:
         }
 
     def model(self, device: str) -> PreTrainedModel:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), torch.device(device):
             torch.manual_seed(0)
             model = Qwen2ForCausalLM(Qwen2Config(**self.config()))
-        return model.to(device=device, dtype=getattr(torch, self.dtype)).eval()
+        return model.to(dtype=getattr(torch, self.dtype)).eval()
 
     def prompt_ids(self) -> list[list[int]]:
         generator = torch.Generator().manual_seed(1)

@@ -249,6 +249,15 @@ def vllm_seconds(cell: Cell, lengths: Sequence[int], repetitions: int) -> dict[s
     return answer
 
 
+def alone(cell: Cell, law: str, device: str, repetitions: int) -> dict[str, Any]:
+    """Ours without the others beside it."""
+    lengths = lengths_of(law, cell)
+    arms = {"ours": drawn(ScriptedNative(lengths=lengths), cell.model(device), cell, lengths)}
+    seconds = summary(interleaved(arms, repetitions=repetitions, device=device)["ours"])
+    speed = round(sum(lengths) / seconds["median"])
+    return {"cell": cell.name, "lengths": law, **describe(cell), "seconds": seconds, "tokens_per_second": speed}
+
+
 def measure(cell: Cell, law: str, device: str, repetitions: int) -> dict[str, Any]:
     lengths, model = lengths_of(law, cell), cell.model(device)
     arms = {
@@ -347,6 +356,7 @@ def main() -> None:
     shape_arguments(parser)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--lengths", nargs="+", choices=["fixed", "scripted"], default=["fixed", "scripted"])
+    parser.add_argument("--alone", action="store_true", help="time the native engine only")
     parser.add_argument("--profile", action="store_true", help="count waits and launches instead of timing")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -356,7 +366,8 @@ def main() -> None:
             record["cells"].append(profile(cell, arguments.device))
             continue
         for law in arguments.lengths:
-            record["cells"].append(measure(cell, law, arguments.device, arguments.repetitions))
+            one = alone if arguments.alone else measure
+            record["cells"].append(one(cell, law, arguments.device, arguments.repetitions))
             print(json.dumps(record["cells"][-1]), flush=True)
     publish(record, arguments.output)
 

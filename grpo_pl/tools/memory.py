@@ -222,8 +222,8 @@ def activation_bytes(shape: Shape, work: Workload) -> float:
     """Bytes per token that wait for the backward pass.
 
     A block keeps the inputs of its products and norms: 6 h + 4 q + 2 k + 4 f numbers (hidden size h, query width q, key
-    width k, intermediate size f). On a GPU, where norms and SiLU are fused, that is 3 f, and of h the two inputs of norms
-    in the type of the weights and those of products in their own, five of them if that is another type, else two. With
+    width k, intermediate size f). On a GPU, where norms and SiLU are fused, it is 3 f; and of h the two inputs of norms
+    in the type of the weights and the inputs of products in theirs: five if that is another type, else two. With
     activation checkpointing it keeps its input, and one block at a time the rest.
     """
     wide, narrow = work.weight_bytes, work.compute_bytes
