@@ -43,7 +43,9 @@ DEMONSTRATED = 0.5
 """Share of the training problems that the cold start shows."""
 PLAYED_HELD_OUT = 50
 HELD_OUT = 200
-"""Held-out problems of a validation at most: pass@1 of four samples each is then known to about ±0.03."""
+"""Held-out problems of a validation: pass@1 of four samples each is then known to about ±0.03."""
+PLENTY = 300
+"""Where fewer are held out, a validation takes all: with another seed there are others, and perhaps fewer."""
 
 
 def check_folder(folder: Path) -> str:
@@ -87,9 +89,9 @@ def write_task(
         _fill(drafted.kind, "task.py", staging, shown)
         with _imported(staging / "task.py") as task:
             if pretrained is not None:
-                source, held_out = _source(drafted, task, say)
+                source, found = _source(drafted, task, say)
                 config = pretrained_config(pretrained, source, name, say)
-                config |= {"init_args": _init_args(_settings(drafted)), "held_out": held_out}
+                config |= {"init_args": _init_args(_settings(drafted)), "held_out": _of_held_out(found)[1]}
                 _fill(drafted.kind, "config_pretrained.yaml", staging, {**shown, **config}, name="config.yaml")
             else:
                 write = partial(_fill, drafted.kind, "config.yaml", staging)
@@ -123,17 +125,22 @@ def _imported(file: Path) -> Iterator[ModuleType]:
 
 
 def _source(drafted: Draft, task: ModuleType, say: Callable[[str], None], **others: object) -> tuple[PromptSource, int]:
-    """The source that task.py makes, and the number of its held-out problems; says what it leaves out."""
+    """The source that task.py makes, and how many problems it holds out; says what it leaves out."""
     settings = {"settings": dict(drafted.settings)} if drafted.settings else {}
     source: PromptSource = task.Problems(**settings, **others)
-    held_out = min(HELD_OUT, len(source.validation()))
+    found = len(source.validation())
     for line in getattr(source, "notes", ()):  # of reading it for the validation
         say(line)
-    if not held_out:
+    if not found:
         raise ValueError("no problem is held out: give more rows with different questions.")
     with closing(task.Right(correctness=True)) as reward:
         _check_demonstrations(source, reward)
-    return source, held_out
+    return source, found
+
+
+def _of_held_out(found: int) -> tuple[int, str]:
+    """How many held-out problems a validation has, and ``data.val_prompts`` that gives them with any seed."""
+    return (found, "null") if found < PLENTY else (HELD_OUT, str(HELD_OUT))
 
 
 def _small_policy(
@@ -150,11 +157,12 @@ def _small_policy(
     demonstrated = asked = None
     given: dict[str, object]
     if (played := drafted.played) is not None:
-        held_out, samples, given = PLAYED_HELD_OUT, 2 + 1, asdict(played)
+        held_out, samples, given = PLAYED_HELD_OUT, 2 + 1, {**asdict(played), "held_out": PLAYED_HELD_OUT}
         written, shape = played.turns * played.completion, shape_for(played.context)
         demonstrations: Sequence[Demonstration] = [Demonstration("0", "0" * (played.context - 8))]
     else:
-        source, held_out = _source(drafted, task, say, demonstrated_share=DEMONSTRATED)
+        source, found = _source(drafted, task, say, demonstrated_share=DEMONSTRATED)
+        held_out, val_prompts = _of_held_out(found)
         texts = measure_texts(source)
         say(f"prompts of up to {texts.prompt} tokens, completions of up to {texts.completion}.")
         rows = source.problems("train")
@@ -174,8 +182,9 @@ def _small_policy(
             "characters": "" if texts.ascii_only else _FROM_DATA,
             "shown": "task.py",
             "init_args": _init_args([_SHARE, *_settings(drafted)]),
+            "held_out": val_prompts,
         }
-    size = {"hidden": shape.hidden, "intermediate": shape.intermediate, "layers": shape.layers, "held_out": held_out}
+    size = {"hidden": shape.hidden, "intermediate": shape.intermediate, "layers": shape.layers}
     unknown = dict.fromkeys(("steps", "interval", "cold_steps", "prompts", "minibatches"), 0)
     config: dict[str, object] = {**shown, **given, **size, **unknown}
     write(config)

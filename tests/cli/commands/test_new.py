@@ -80,6 +80,14 @@ def search_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
+def test_few_held_out_problems_are_all_validated_on_since_another_seed_has_others(place: Path) -> None:
+    """Once 126 were asked for by number, of a task that holds out 106 with another seed."""
+    assert writing._of_held_out(299) == (299, "null") and writing._of_held_out(300) == (200, "200")
+    for name, asked in (("new_table", None), ("new_sums", None), ("new_cart", 50)):
+        config = yaml.safe_load((place / name / "config.yaml").read_text())
+        assert config["data"]["val_prompts"] == asked, name
+
+
 @pytest.mark.parametrize("name", [*KINDS[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in KINDS[2:])])
 def test_a_new_task_is_trained_as_it_stands(command_line: Any, place: Path, name: str) -> None:
     config = place / name / "config.yaml"
