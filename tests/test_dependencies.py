@@ -54,6 +54,7 @@ EXTRA_OF = {
     "grpo_pl/environments/calculator_agent.py": "judge",
     "grpo_pl/environments/gymnasium_ids.py": "environments",
     "grpo_pl/environments/inspect_tasks.py": "inspect",
+    **{f"grpo_pl/functional/kernels/{name}.py": "triton" for name in ("decoding", "gated", "head", "race")},
     "grpo_pl/environments/textarena_games.py": "environments",
     "grpo_pl/environments/verifiers_tasksets.py": "verifiers",
     "grpo_pl/rewards/endpoint.py": "judge",

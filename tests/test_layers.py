@@ -176,8 +176,9 @@ def test_no_two_files_import_each_other_in_a_circle() -> None:
 def test_the_lowest_rooms_need_torch_and_nothing_else(room: str) -> None:
     allowed = sys.stdlib_module_names | {"grpo_pl", "torch", "yaml", "pyarrow", "filelock"}
     for file in _files(room):
+        of_gpus = {"triton"} if file.parent.name == "kernels" else set()
         for module in _imports(file):
-            assert module.partition(".")[0] in allowed, f"{file} imports {module}"
+            assert module.partition(".")[0] in allowed | of_gpus, f"{file} imports {module}"
 
 
 def test_child_processes_need_the_standard_library_and_torch_for_tensors_alone() -> None:
@@ -234,7 +235,9 @@ def _loaded_after(statement: str, libraries: Sequence[str] = HEAVY) -> set[str]:
 
 
 def test_importing_functional_brings_torch_and_none_of_the_frameworks() -> None:
-    files = [f"grpo_pl.functional.{file.stem}" for file in _files("functional") if file.stem != "__init__"]
+    files = [
+        f"grpo_pl.functional.{file.stem}" for file in (PACKAGE / "functional").glob("*.py") if file.stem != "__init__"
+    ]
     assert _loaded_after(f"import {', '.join(files)}") == {"torch"}
 
 

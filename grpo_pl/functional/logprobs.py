@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from grpo_pl.functional.divergence import check_mix, divergence, divergence_slope
 from grpo_pl.functional.gemm import gram, product
-from grpo_pl.functional.gpu import has_triton
+from grpo_pl.functional.kernels.device import has_triton
 
 _CHUNK_TOKENS = 1024  # most tokens whose logits are in memory at a time …
 _CHUNK_ELEMENTS = 1 << 25  # … and most logits: 128 MiB in float32
@@ -152,7 +152,7 @@ def head_scores(
         check_mix(teacher.mix)
         with_entropy = True
     if teacher is None and support is None and has_triton(hidden.device) and _wide(hidden.dtype) == torch.float32:
-        from grpo_pl.functional.head_kernel import FusedHead
+        from grpo_pl.functional.kernels.head import FusedHead
 
         fused = FusedHead.apply(hidden, weight, bias, token_ids, temperature, top_ids)  # type: ignore[no-untyped-call]
         return HeadScores(fused[0], fused[1] if with_entropy else None, None, None if top_ids is None else fused[2])

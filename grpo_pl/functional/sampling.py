@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grpo_pl.functional.gpu import has_triton
+from grpo_pl.functional.kernels.device import has_triton
 from grpo_pl.types import NO_TOKEN, SampleKey
 
 DRAW_RULE = "keyed race"
@@ -30,6 +30,7 @@ SPREAD = 0x9E3779B1 - (1 << 32)  # an odd number near 2**32 / golden ratio: neig
 LOW_1 = 0x7FEB352D  # multipliers of the 32-bit hash
 LOW_2 = 0x846CA68B - (1 << 32)
 UNIT = 2.0**-31 * (1.0 - 2.0**-23)  # from the hash's size to u, below 1
+NOISE = (SPREAD, LOW_1, LOW_2, UNIT)
 _BLOCK = 1 << 20  # entries of (rows, V) that are raced at once: what fits into a cache
 _LARGE = 4096  # vocabularies from here on are searched in two levels, and summed once more
 _MOST_ENTRIES = 1 << 19  # of noise that is computed ahead, 2 MiB
@@ -225,9 +226,9 @@ def draw_tokens(
     size, vocabulary = logits.shape
     everything = temperature == 0.0 or (top_k == 0 and top_p >= 1.0)
     if everything and noise.keys is not None and has_triton(logits.device) and logits.dtype != torch.float64:
-        from grpo_pl.functional.race_kernel import race
+        from grpo_pl.functional.kernels.race import race
 
-        return race(logits, noise.keys, temperature=temperature)
+        return race(logits, noise.keys, temperature=temperature, noise=NOISE)
     rows = max(1, _BLOCK // vocabulary)
     if size <= rows:
         return _race(logits, noise, None, temperature=temperature, top_k=top_k, top_p=top_p)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from grpo_pl.functional.gpu import has_triton
+from grpo_pl.functional.kernels.device import has_triton
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -68,7 +68,7 @@ def _norm(module: Any, x: Tensor) -> Tensor:
 
 
 def _feed_forward(module: Any, x: Tensor) -> Tensor:
-    from grpo_pl.functional.gated_kernel import SiluProduct
+    from grpo_pl.functional.kernels.gated import SiluProduct
 
     mixed: Tensor = module.down_proj(SiluProduct.apply(module.gate_proj(x), module.up_proj(x)))  # type: ignore[no-untyped-call]
     return mixed

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from grpo_pl.functional.gpu import has_triton
+from grpo_pl.functional.kernels.device import has_triton
 from grpo_pl.policy.library_internals import unwrap
 from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
 
@@ -73,7 +73,7 @@ class GraphDecoder(LlamaFamilyDecoder):
         self._graph = graph
 
     def _advance(self) -> Tensor:
-        from grpo_pl.rollout.native.gpu_kernels import attend_to_columns, gated, rotate_and_store
+        from grpo_pl.functional.kernels.decoding import attend_to_columns, gated, rotate_and_store
 
         x = F.embedding(self._tokens, self._embedding)  # (rows, H)
         for layer, cache in zip(self._layers, self._cache, strict=True):

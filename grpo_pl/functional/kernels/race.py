@@ -7,20 +7,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from grpo_pl.functional.sampling import LOW_1, LOW_2, SPREAD, UNIT
-
 _BLOCK = 4096  # entries of the vocabulary in registers at once
 _PARTS = 8  # most programs that share a row: a few hundred rows alone do not fill a GPU
-_SPREAD, _LOW_1, _LOW_2 = tl.constexpr(SPREAD), tl.constexpr(LOW_1), tl.constexpr(LOW_2)
-_UNIT, _LEAST = tl.constexpr(UNIT), tl.constexpr(2.0**-33)
+_LEAST = tl.constexpr(2.0**-33)  # u of a hash of 0
 
 
-def race(logits: Tensor, keys: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:
+def race(
+    logits: Tensor, keys: Tensor, *, temperature: float, noise: tuple[int, int, int, float]
+) -> tuple[Tensor, Tensor]:
     """`sampling.draw_tokens` without truncation: tokens (B,) int64 and log-probabilities (B,) float32.
 
     Args:
         logits: (B, V), any float dtype up to float32; the arithmetic is float32.
         keys: (B,) int64, from `sampling.token_keys`; ignored at temperature 0.
+        noise: `sampling.NOISE`.
     """
     rows, vocabulary = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
@@ -38,6 +38,7 @@ def race(logits: Tensor, keys: Tensor, *, temperature: float) -> tuple[Tensor, T
         logits.stride(0),
         vocabulary,
         divisor,
+        *noise,
         GREEDY=temperature == 0.0,
         BLOCK=_BLOCK,
         num_warps=8,
@@ -48,15 +49,17 @@ def race(logits: Tensor, keys: Tensor, *, temperature: float) -> tuple[Tensor, T
 
 
 @triton.jit
-def _arrival_times(ids, low, high):  # type: ignore[no-untyped-def]
+def _arrival_times(  # type: ignore[no-untyped-def]
+    ids, low, high, SPREAD: tl.constexpr, LOW_1: tl.constexpr, LOW_2: tl.constexpr, UNIT: tl.constexpr
+):
     """`sampling.arrival_times` of these ids, from both halves of the row's key."""
-    h = (ids * _SPREAD) ^ low
+    h = (ids * SPREAD) ^ low
     h += h >> 16
-    h *= _LOW_1
+    h *= LOW_1
     h += h >> 15
     h += high
-    h *= _LOW_2
-    u = tl.abs(h.to(tl.float32)) * _UNIT + _LEAST
+    h *= LOW_2
+    u = tl.abs(h.to(tl.float32)) * UNIT + _LEAST
     series = u * (1.0 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4 + u / 5))))  # 1 - u would round small ones away
     return tl.where(u < 1 / 32, series, -tl.log(1.0 - u))
 
@@ -72,6 +75,10 @@ def _race_part(  # type: ignore[no-untyped-def]
     stride,
     vocabulary,
     temperature,
+    SPREAD: tl.constexpr,
+    LOW_1: tl.constexpr,
+    LOW_2: tl.constexpr,
+    UNIT: tl.constexpr,
     GREEDY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -91,7 +98,7 @@ def _race_part(  # type: ignore[no-untyped-def]
         top = higher
         score = x
         if not GREEDY:
-            score = x - tl.log(_arrival_times(ids, low, high))
+            score = x - tl.log(_arrival_times(ids, low, high, SPREAD, LOW_1, LOW_2, UNIT))
         score_here, place = tl.max(score, 0, return_indices=True)
         winner = tl.where(score_here > won, first + place, winner)
         won = tl.maximum(won, score_here)

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from grpo_pl.functional import head_kernel, logprobs
+from grpo_pl.functional import logprobs
+from grpo_pl.functional.kernels import head
 from grpo_pl.functional.logprobs import head_scores, token_entropy, token_logprobs, top_logprobs
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -14,8 +15,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def fused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The head as on a GPU, in chunks of three tokens and blocks of eight entries."""
     monkeypatch.setattr(logprobs, "has_triton", lambda device: True)
-    monkeypatch.setattr(head_kernel, "CHUNK_TOKENS", 3)
-    monkeypatch.setattr(head_kernel, "_BLOCK", 8)
+    monkeypatch.setattr(head, "CHUNK_TOKENS", 3)
+    monkeypatch.setattr(head, "_BLOCK", 8)
 
 
 def _inputs(tokens=10, size=5, vocabulary=21):

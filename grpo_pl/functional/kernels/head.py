@@ -10,8 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from grpo_pl.functional.gemm import product
-from grpo_pl.functional.gpu import CHUNK_ELEMENTS, CHUNK_TOKENS
+from grpo_pl.functional.kernels.device import CHUNK_ELEMENTS, CHUNK_TOKENS
 
 _BLOCK = 4096  # entries of the vocabulary in registers at once
 _WARPS = 8
@@ -80,7 +79,7 @@ class FusedHead(torch.autograd.Function):
                 if to_bias is not None:
                     to_bias += slope.sum(dim=0, dtype=torch.float32)
                 if to_hidden is not None:
-                    to_hidden[rows] = product(slope, narrow).to(hidden.dtype)
+                    to_hidden[rows] = (slope @ narrow).to(hidden.dtype)
                 if to_weight is not None:
                     to_weight += slope.t() @ inputs
                 del slope
@@ -97,7 +96,7 @@ def chunks(tokens: int, vocabulary: int) -> list[slice]:
 
 def _logits(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """(C, V) logits in the type of the products, contiguous."""
-    logits = product(inputs, weight.t())
+    logits = inputs @ weight.t()
     return logits if bias is None else logits.add_(bias.to(logits.dtype))
 
 

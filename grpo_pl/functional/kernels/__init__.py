@@ -1,0 +1,1 @@
+"""What GPUs compute in kernels of their own, in Triton."""
