@@ -69,12 +69,11 @@ class LlamaFamilyDecoder:
         self._key_heads = model.config.num_key_value_heads
         self._query_heads = model.config.num_attention_heads
         self._activation: Callable[[Tensor], Tensor] = trunk.layers[0].mlp.act_fn
-        on = {"device": device}
-        self._pairs = torch.arange(self._head_size, **on).view(2, -1).t().flatten()  # 0, D/2, 1, D/2 + 1, …
+        self._pairs = torch.arange(self._head_size, device=device).view(2, -1).t().flatten()  # 0, D/2, 1, D/2 + 1, …
         turned, values = self._query_heads + self._key_heads, self._key_heads * self._head_size
-        heads = torch.arange(turned, **on).unsqueeze(-1) * self._head_size
+        heads = torch.arange(turned, device=device).unsqueeze(-1) * self._head_size
         self._order = torch.cat(
-            [(heads + self._pairs).flatten(), torch.arange(values, **on) + turned * self._head_size]
+            [(heads + self._pairs).flatten(), torch.arange(values, device=device) + turned * self._head_size]
         )
         self._layers = [self._read_layer(layer, rows) for layer in trunk.layers]
         self._norm = self._read_norm(trunk.norm)

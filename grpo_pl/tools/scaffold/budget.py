@@ -34,8 +34,9 @@ FEWEST_ROLLOUTS, MOST_ROLLOUTS = 40, 40
 """At least, by smaller rollouts; and at most of each minute."""
 MOST_STEPS = 2000
 """Of a cold start; a longer one leaves little to GRPO."""
-USED = 0.85
-"""Share of the minutes that is planned, since a machine is not always as fast as when it was measured."""
+USED, USED_PLAYED = 0.85, 0.7
+"""Share of the minutes that is planned, since a machine is not always as fast as when it was measured; and what
+environments take between the turns of an episode was not: a fifth of CartPole's time."""
 STEPS, DRAWN, SHORTEST = 6, 64, 4
 """Steps that are made and completions that are drawn to measure the speed, the first ones of few tokens."""
 BUSY = 1.3
@@ -109,22 +110,21 @@ def plan(
     minutes: float,
     held_out: int,
     samples: int,
-    cold_start: float = COLD_START,
     shown: int | None = None,
     asked: int | None = None,
-    in_minibatches: bool = True,
+    played: bool = False,
 ) -> Plan:
     """Shares the minutes: a part of what start and validations leave for the cold start, the rest for rollouts.
 
     Args:
-        cold_start: that part.
         shown: demonstrations that there are; a cold start makes no more than ``SCRATCH_PASSES`` passes over them. None
             for problems without end.
         asked: problems that rollouts may ask.
-        in_minibatches: an optimiser step for each ``MINIBATCH`` prompts, not one for all.
+        played: episodes are; a rollout of theirs has one optimiser step, not one for each ``MINIBATCH`` prompts.
     """
     validation = held_out * samples * speed.draw
-    left = 60.0 * USED * minutes - START - VALIDATIONS * validation
+    used, cold_start = (USED_PLAYED, COLD_START_PLAYED) if played else (USED, COLD_START)
+    left = 60.0 * used * minutes - START - VALIDATIONS * validation
     steps = max(1, min(MOST_STEPS, int(cold_start * left / speed.step)))
     if shown is not None:
         steps = min(steps, max(1, round(SCRATCH_PASSES * shown / SCRATCH_BATCH)))
@@ -133,7 +133,7 @@ def plan(
     most = prompts if asked is None else asked // 2
 
     def steps_of(prompts: int) -> int:
-        return max(1, prompts // MINIBATCH) if in_minibatches else 1
+        return 1 if played else max(1, prompts // MINIBATCH)
 
     def seconds(prompts: int) -> float:
         return speed.rollout(prompts, minibatches=steps_of(prompts))

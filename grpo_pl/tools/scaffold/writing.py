@@ -25,7 +25,7 @@ from grpo_pl.data.sources import PromptSource
 from grpo_pl.files.writing import staged_folder
 from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.rewards.base import Reward
-from grpo_pl.tools.scaffold.budget import COLD_START, COLD_START_PLAYED, Plan, measure_speed, plan
+from grpo_pl.tools.scaffold.budget import Plan, measure_speed, plan
 from grpo_pl.tools.scaffold.kinds import Draft
 from grpo_pl.tools.scaffold.pretrained import Pretrained, pretrained_config
 from grpo_pl.tools.scaffold.small_policy import measure_texts, shape_for
@@ -195,10 +195,9 @@ def _small_policy(
         minutes=minutes,
         held_out=held_out,
         samples=samples,
-        cold_start=COLD_START if played is None else COLD_START_PLAYED,
         shown=demonstrated,
         asked=asked,
-        in_minibatches=played is None,
+        played=played is not None,
     )
     if demonstrated is not None and asked is not None:
         say(_of_rows(demonstrated, asked, held_out, chosen))

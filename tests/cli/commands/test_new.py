@@ -382,8 +382,8 @@ def test_minutes_are_shared_by_hand() -> None:
     made = plan(speed, minutes=5.0, held_out=200, samples=5)  # 0.85 · 300 - 15 - 4 · 1 = 236 s
     assert (made.steps, made.rollouts, made.prompts, made.minibatches) == (944, 107, 32, 4)  # 2 / 5 for the cold start
     assert sum(made.seconds.values()) == pytest.approx(15 + 94.4 + 107 * (1.056 + 0.8 / 3) + 4)
-    played = plan(speed, minutes=5.0, held_out=200, samples=5, in_minibatches=False)
-    assert (played.rollouts, played.minibatches) == (134, 1)
+    played = plan(speed, minutes=5.0, held_out=200, samples=5, played=True)  # 0.7 · 300 - 19 = 191 s, a fifth of them
+    assert (played.steps, played.rollouts, played.minibatches) == (382, 144, 1)
     few = plan(speed, minutes=5.0, held_out=200, samples=5, shown=160, asked=40)  # 40 passes
     assert (few.steps, few.prompts, few.minibatches) == (200, 16, 2)
     slow = plan(Speed(step=2.0, draw=0.05), minutes=6.0, held_out=50, samples=3)  # 261 s: 52 steps, 157 s left
