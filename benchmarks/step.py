@@ -473,7 +473,7 @@ def update(cell: Cell, device: str, tokens: int, ways: Sequence[str], steps: int
             "stages": medians(ours.stages),
             "memory_mib": [round(mib) for mib in ours.memory],
             "peak_mib": round(most_memory(device)),
-            "planned_mib": round(planned(one, way, tokens or MOST_TOKENS) / MIB),
+            "planned_mib": round(planned(one, way, tokens or MOST_TOKENS, fused=device == "cuda") / MIB),
         }
         print(json.dumps({way: found[way]}), flush=True)
     return {"cell": cell.name, **describe(cell), "micro_batch_tokens": tokens, "tokens": trained, "ways": found}
@@ -497,7 +497,7 @@ def operators(cell: Cell, device: str, steps: int) -> dict[str, Any]:
     return {"cell": cell.name, **describe(cell), "shares": shares}
 
 
-def planned(cell: Cell, way: str, tokens: int) -> float:
+def planned(cell: Cell, way: str, tokens: int, *, fused: bool) -> float:
     """Bytes that ``grpo-pl plan`` foresees at most."""
     with torch.device("meta"):
         shape = shape_of(Qwen2ForCausalLM(Qwen2Config(**cell.config())))
@@ -515,6 +515,7 @@ def planned(cell: Cell, way: str, tokens: int) -> float:
         checkpointing=False,
         offload=False,
         deferred=False,
+        fused=fused,
     )
     return memory_plan(shape, work).peak
 

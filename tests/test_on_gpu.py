@@ -72,6 +72,15 @@ def test_the_gpu_draws_the_samples_of_the_cpu_up_to_near_ties(
     )
 
 
+def test_rollouts_leave_no_memory_behind(tiny_policy: PreTrainedModel, device: str) -> None:
+    """What libraries keep for the stream of captures, they take once."""
+    model, taken = copy.deepcopy(tiny_policy).to(device), []
+    for _ in range(4):
+        _draw(model)
+        taken.append(torch.cuda.memory_allocated() if device == "cuda" else 0)
+    assert taken[1] == taken[2] == taken[3]
+
+
 def test_packed_logprobs_and_gradients_are_those_of_the_cpu(tiny_policy: PreTrainedModel, device: str) -> None:
     rollout = _draw(tiny_policy)
     rows = {name: getattr(rollout, name) for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")}

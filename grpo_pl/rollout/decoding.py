@@ -71,17 +71,22 @@ class DecodeMonitor:
         """
         if not self._supports:
             return None
-        width = max(ids.shape[1] for _, _, ids in self._supports)
+        places = kept.shape[1]  # what was drawn behind the end of a row does not count
+        shown = [
+            (rows, position, ids.masked_fill(~kept[rows, position].unsqueeze(1), NO_TOKEN))
+            for rows, position, ids in self._supports
+            if position < places
+        ]
+        width = max(int((ids != NO_TOKEN).sum(dim=1).max()) for _, _, ids in shown)
         if kept.numel() * width > _MOST_RECORDED:
             raise ValueError(
                 f"sampling_mask: up to {width} tokens were left to draw from, too many to record at each of "
                 f"{kept.numel()} places: set model.sampling.top_k, or a lower top_p."
             )
         support = torch.full((*kept.shape, width), NO_TOKEN, dtype=torch.int32, device=kept.device)
-        for rows, position, ids in self._supports:
-            if position < kept.shape[1]:  # else it was drawn behind the end of every row
-                support[rows, position, : ids.shape[1]] = ids
-        return support.masked_fill(~kept.unsqueeze(2), NO_TOKEN)
+        for rows, position, ids in shown:
+            support[rows, position, : ids.shape[1]] = ids[:, :width]
+        return support
 
     def record_top(self, rows: Tensor, positions: Tensor | int, ids: Tensor, logprobs: Tensor) -> None:
         """Records the likeliest tokens of ``rows`` at ``positions``, both (rows, K), with the same K in every call."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from grpo_pl.functional import gpu
 from grpo_pl.functional import logprobs as head
+from grpo_pl.functional.kernels.device import CHUNK_ELEMENTS, CHUNK_TOKENS
 from grpo_pl.policy.quantization import BITS_PER_WEIGHT
 
 if TYPE_CHECKING:
@@ -97,6 +97,8 @@ class Workload:
     """The policy teaches itself by a copy of its weights, its start or a moving average."""
     own_head: bool = False
     """It does so by a divergence, for which an update needs a copy of its LM head."""
+    fused: bool = False
+    """Norms, SiLU and LM head are computed by the kernels of GPUs."""
 
     @property
     def longest(self) -> int:
@@ -227,7 +229,7 @@ def activation_bytes(shape: Shape, work: Workload) -> float:
     activation checkpointing it keeps its input, and one block at a time the rest.
     """
     wide, narrow = work.weight_bytes, work.compute_bytes
-    fused = not work.in_main_memory and not work.checkpointing
+    fused = work.fused and not work.checkpointing
     outer = shape.hidden * (2 * wide + (2 if wide == narrow else 5) * narrow if fused else 6 * narrow)
     inner = 4 * shape.query + 2 * shape.key + (3 if fused else 4) * shape.intermediate
     block = outer + inner / work.split * narrow
@@ -244,9 +246,9 @@ def head_bytes(shape: Shape, work: Workload) -> float:
     positions = min(work.tokens, work.rows * work.completion_tokens)
     if work.teacher_head_bytes or work.own_head:
         return 4.0 * 8 * min(positions * shape.vocabulary, head._TAUGHT_ELEMENTS)
-    if not work.in_main_memory:
+    if work.fused:
         wide, narrow = work.weight_bytes, work.compute_bytes
-        tokens = min(positions, gpu.CHUNK_TOKENS, max(1, gpu.CHUNK_ELEMENTS // shape.vocabulary))
+        tokens = min(positions, CHUNK_TOKENS, max(1, CHUNK_ELEMENTS // shape.vocabulary))
         per_entry = tokens * narrow + shape.hidden * (4 + narrow + (narrow if wide != narrow else 0))
         return float(shape.vocabulary * per_entry)
     chunk = min(positions, head._CHUNK_TOKENS, max(1, head._CHUNK_ELEMENTS // shape.vocabulary)) * shape.vocabulary

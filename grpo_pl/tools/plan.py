@@ -159,6 +159,13 @@ def workload(parts: Any, *, gpus: int, prompt_tokens: int, context: int | None =
     )
 
 
+def is_fused(parts: Any, work: Workload, model: Any) -> bool:
+    """True if the kernels of GPUs compute norms, SiLU and LM head of an update."""
+    config = model.config
+    of_family = config.model_type in ("llama", "mistral", "qwen2", "qwen3") and config.hidden_act in ("silu", "swish")
+    return of_family and not work.in_main_memory and not parts.model.sampling.sampling_mask
+
+
 def kernel_of(parts: Any, work: Workload, model: Any) -> KernelLayout | None:
     """The decode kernel that draws the run's rollouts on this machine; None if torch does."""
     engine = build(RolloutEngine, parts.model.engine, "model.engine") if parts.model.engine else NativeEngine()

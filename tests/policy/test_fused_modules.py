@@ -25,11 +25,13 @@ def test_a_policy_scores_and_learns_as_before(monkeypatch, qwen3):
 
     monkeypatch.setattr(module, "has_triton", lambda device: False)
     before, gradients = scored()
-    calls = []
+    calls, norms = [], []
     monkeypatch.setattr(module, "has_triton", lambda device: True)
     monkeypatch.setattr(module, "_feed_forward", lambda *a, run=module._feed_forward: (calls.append(1), run(*a))[1])
+    monkeypatch.setattr(module, "_norm", lambda *a, run=module._norm: (norms.append(1), run(*a))[1])
     after, fused = scored()
-    assert len(calls) == model.config.num_hidden_layers
+    assert len(calls) == (layers := model.config.num_hidden_layers)
+    assert len(norms) == (4 if qwen3 else 2) * layers + 1
     torch.testing.assert_close(after, before, atol=1e-5, rtol=1e-5)
     for ours, theirs in zip(fused, gradients, strict=True):
         assert (ours - theirs).norm() <= 1e-5 * theirs.norm()

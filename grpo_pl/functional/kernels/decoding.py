@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_COLUMNS = 64  # of the cache, that a program reads at once
+_COLUMNS = 64  # most of the cache that a program reads at once …
+_READ = 16_384  # … and most bytes of their keys: a part of the shared memory of a processor, 99 KiB on small ones
 _GATED = 1024  # entries of a row that a program of `gated` takes
 _LEAST = 16  # rows and columns of a product in `tl.dot`
 
@@ -113,6 +114,7 @@ def attend_to_columns(heads: Tensor, cache: Tensor, starts: Tensor, column: Tens
     queries = heads.shape[1] // size - 2 * key_heads
     group = queries // key_heads
     mixed = heads.new_empty(len(heads), queries * size)
+    columns_at_once, stages = tile(size, heads.element_size())
     _attend[len(heads), key_heads](
         heads,
         *cache,
@@ -126,11 +128,17 @@ def attend_to_columns(heads: Tensor, cache: Tensor, starts: Tensor, column: Tens
         SIZE=size,
         GROUP_BLOCK=max(_LEAST, triton.next_power_of_2(group)),
         SIZE_BLOCK=max(_LEAST, triton.next_power_of_2(size)),
-        COLUMNS=_COLUMNS,
+        COLUMNS=columns_at_once,
         num_warps=4,
-        num_stages=3,
+        num_stages=stages,
     )
     return mixed
+
+
+def tile(size: int, bytes_each: int) -> tuple[int, int]:
+    """Columns that a program of attention reads at once, and how many such reads are under way."""
+    read = max(_LEAST, triton.next_power_of_2(size)) * bytes_each
+    return max(_LEAST, min(_COLUMNS, _READ // read)), 3 if read < 256 else 2
 
 
 @triton.jit

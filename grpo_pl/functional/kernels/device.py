@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
+import os
+import warnings
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
 
 import torch
+from torch import Tensor
 
 CHUNK_TOKENS = 2048
 """Most tokens whose logits are in memory at a time …"""
 CHUNK_ELEMENTS = 1 << 28
 """… and most logits, in the type of the products: 512 MiB in bfloat16."""
+SWITCH = "GRPO_PL_NATIVE"
+"""Environment variable that names the decoder; ``torch`` switches these kernels off as well."""
 
 
 def has_triton(device: torch.device) -> bool:
-    """True on a GPU where Triton is installed, as it is with torch on Linux."""
-    return device.type == "cuda" and _installed()
+    """True on a GPU, an A100 or newer, where Triton is installed, as it is with torch on Linux, and compiles."""
+    return device.type == "cuda" and os.environ.get(SWITCH) != "torch" and _runs(device)
 
 
 @cache
-def _installed() -> bool:
-    return find_spec("triton") is not None
+def _runs(device: torch.device) -> bool:
+    if find_spec("triton") is None:
+        return False
+    if torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0):
+        return False  # the products of kernels are in bfloat16
+    from grpo_pl.functional.kernels.gated import SiluProduct
+
+    try:
+        one = torch.ones(16, device=device)
+        SiluProduct.apply(one, one)  # type: ignore[no-untyped-call]
+    except Exception as problem:  # a machine without a C compiler, say: Triton needs one, and has many errors
+        warnings.warn(f"kernels in Triton do not compile here, so torch computes: {problem}", stacklevel=2)
+        return False
+    return True
+
+
+def device_of(tensor: Tensor) -> AbstractContextManager[None]:
+    """Context in which kernels run on the device of ``tensor``: Triton starts them on the current one."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()

@@ -10,6 +10,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from grpo_pl.functional.kernels.device import device_of
+
 _BLOCK = 1024
 
 
@@ -18,10 +20,12 @@ class SiluProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        assert gate.shape == up.shape and gate.dtype == up.dtype
         gate, up = gate.contiguous(), up.contiguous()
         ctx.save_for_backward(gate, up)
         mixed = torch.empty_like(gate)
-        _forward[(triton.cdiv(gate.numel(), _BLOCK),)](gate, up, mixed, gate.numel(), BLOCK=_BLOCK, num_warps=4)
+        with device_of(gate):
+            _forward[(triton.cdiv(gate.numel(), _BLOCK),)](gate, up, mixed, gate.numel(), BLOCK=_BLOCK, num_warps=4)
         return mixed
 
     @staticmethod
@@ -30,7 +34,8 @@ class SiluProduct(torch.autograd.Function):
         gate, up = ctx.saved_tensors
         to_gate, to_up = torch.empty_like(gate), torch.empty_like(up)
         arguments = (gate, up, grad.contiguous(), to_gate, to_up, gate.numel())
-        _backward[(triton.cdiv(gate.numel(), _BLOCK),)](*arguments, BLOCK=_BLOCK, num_warps=4)
+        with device_of(gate):
+            _backward[(triton.cdiv(gate.numel(), _BLOCK),)](*arguments, BLOCK=_BLOCK, num_warps=4)
         return to_gate, to_up
 
 

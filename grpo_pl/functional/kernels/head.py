@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from grpo_pl.functional.kernels.device import CHUNK_ELEMENTS, CHUNK_TOKENS
+from grpo_pl.functional.kernels.device import CHUNK_ELEMENTS, CHUNK_TOKENS, device_of
 
 _BLOCK = 4096  # entries of the vocabulary in registers at once
 _WARPS = 8
@@ -39,7 +39,8 @@ class FusedHead(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         logprobs, entropy, normaliser = (hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(3))
         top = logprobs.new_empty(0 if top_ids is None else top_ids.shape)
-        with torch.autocast(device, enabled=False):
+        token_ids = token_ids.contiguous()
+        with torch.autocast(device, enabled=False), device_of(hidden):
             narrow = weight.to(ctx.dtype)
             for rows in chunks(len(hidden), len(weight)):
                 logits = _logits(hidden[rows].to(ctx.dtype), narrow, bias)
@@ -67,7 +68,7 @@ class FusedHead(torch.autograd.Function):
         to_hidden = torch.empty_like(hidden) if needs_hidden else None
         to_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
         to_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
-        with torch.autocast(hidden.device.type, enabled=False):
+        with torch.autocast(hidden.device.type, enabled=False), device_of(hidden):
             narrow = weight.to(ctx.dtype)
             for rows in chunks(len(hidden), len(weight)):
                 inputs = hidden[rows].to(ctx.dtype)

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from grpo_pl.functional.kernels.device import device_of
+
 _BLOCK = 4096  # entries of the vocabulary in registers at once
 _PARTS = 8  # most programs that share a row: a few hundred rows alone do not fill a GPU
 _LEAST = tl.constexpr(2.0**-33)  # u of a hash of 0
@@ -23,26 +25,27 @@ def race(
         noise: `sampling.NOISE`.
     """
     rows, vocabulary = logits.shape
-    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    logits, keys = logits if logits.stride(1) == 1 else logits.contiguous(), keys.contiguous()
     divisor = float(temperature) or 1.0
     parts = min(_PARTS, triton.cdiv(vocabulary, _BLOCK))
     best, highest, total = logits.new_empty(3, rows, parts, dtype=torch.float32)
     token = torch.empty(rows, parts, dtype=torch.int64, device=logits.device)
-    _race_part[rows, parts](
-        logits,
-        keys,
-        best,
-        token,
-        highest,
-        total,
-        logits.stride(0),
-        vocabulary,
-        divisor,
-        *noise,
-        GREEDY=temperature == 0.0,
-        BLOCK=_BLOCK,
-        num_warps=8,
-    )
+    with device_of(logits):
+        _race_part[rows, parts](
+            logits,
+            keys,
+            best,
+            token,
+            highest,
+            total,
+            logits.stride(0),
+            vocabulary,
+            divisor,
+            *noise,
+            GREEDY=temperature == 0.0,
+            BLOCK=_BLOCK,
+            num_warps=8,
+        )
     tokens = token.gather(1, best.argmax(dim=1, keepdim=True))  # (B, 1)
     mass = (highest + total.log()).logsumexp(dim=1)
     return tokens.squeeze(1), logits.gather(1, tokens).squeeze(1).float() / divisor - mass

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from grpo_pl.functional.kernels.device import SWITCH
 from grpo_pl.policy.library_internals import unwrap
 from grpo_pl.rollout.native.decode_kernel import built_kernels
 from grpo_pl.rollout.native.weights import refuse_llama_family
@@ -14,9 +15,6 @@ from grpo_pl.types import SamplingParams
 
 TORCH = "torch"
 """Name of the own forward pass in torch, beside those of the kernels."""
-SWITCH = "GRPO_PL_NATIVE"
-"""Environment variable that names one of them and overrides the rule."""
-
 WIDEST: dict[str, int] = {
     "avx512": 576,  # AMD Zen 4, as below, 64: 0.10 → 0.027, 128: 0.33 → 0.094, 256: 1.05 → 0.59, 576: 6.7 → 5.2
     "avx2": 576,  # AMD Zen 3, seconds of a thread, 64: 0.17 → 0.034, 128: 0.50 → 0.13, 256: 1.33 → 0.70, 576: 9.0 → 6.2

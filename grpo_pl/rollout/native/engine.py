@@ -73,7 +73,10 @@ class NativeEngine(PlainEngine):
         """The decode kernel that draws this rollout; None if torch does."""
         name, reason = choose_decoder(model, monitor.sampling, stop_strings=bool(monitor.texts), recorded=self.decoder)
         if name == TORCH:
-            self._log_once(model, OWN_PASS + (f"; the decode kernel {reason}" if reason else ""))
+            if decodes_in_graphs(model):
+                self._log_once(model, f"{OWN_PASS}, in CUDA graphs with kernels in Triton")
+            else:
+                self._log_once(model, OWN_PASS + (f"; the decode kernel {reason}" if reason else ""))
             return None
         self._log_once(model, f"the decode kernel ({name})")
         return built_kernels()[name]

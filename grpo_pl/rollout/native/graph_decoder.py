@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -12,6 +15,10 @@ from torch.nn import functional as F
 from grpo_pl.functional.kernels.device import has_triton
 from grpo_pl.policy.library_internals import unwrap
 from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
+
+log = logging.getLogger(__name__)
+_SPARE = 1 << 28
+"""Bytes that a graph may take beside its logits."""
 
 
 class GraphDecoder(LlamaFamilyDecoder):
@@ -27,6 +34,7 @@ class GraphDecoder(LlamaFamilyDecoder):
 
     def __init__(self, model: Any, *, rows: int) -> None:
         super().__init__(model, rows=rows)
+        self._captures = True
         self._silu = unwrap(model).config.hidden_act in ("silu", "swish")
 
     def start(self, prompt_ids: Tensor, prompt_mask: Tensor, owners: Tensor, *, room: int) -> Tensor:
@@ -47,30 +55,56 @@ class GraphDecoder(LlamaFamilyDecoder):
     def step(self, tokens: Tensor) -> Tensor:
         """Logits (rows, V) after feeding one token to each of the rows; the next step overwrites them."""
         self._tokens.copy_(tokens)
-        if self._steps == 1 and tokens.is_cuda:
+        if not tokens.is_cuda:
+            self._found = self._advance()  # as tests do, with interpreted kernels
+        elif self._graph is None and self._steps == 1 and self._captures:
             self._capture()
-        if self._graph is None:
-            self._found = self._advance()
-        else:
+        elif self._graph is None:
+            self._found = self._beside(self._advance)
+        if self._graph is not None:
             self._graph.replay()
         self._column += 1
         self._steps += 1
         return self._found
 
+    def _beside(self, work: Callable[[], Tensor]) -> Tensor:
+        """``work`` on the stream of captures, behind all before and before all that follows. What libraries keep for
+        a stream they take there at a first step, outside of a graph, and once for all graphs."""
+        device = self._tokens.device
+        with torch.cuda.device(device):
+            here, stream = torch.cuda.current_stream(), _stream(device)
+            stream.wait_stream(here)
+            with torch.cuda.stream(stream):
+                found = work()
+            here.wait_stream(stream)
+        return found
+
     def _capture(self) -> None:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
+        """Captures a step; where that fails, steps go on without graphs."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(stream):
-            # not torch.cuda.graph, which gives all free memory back first; the rollout's own thread alone, since
-            # others may look at events of theirs
+
+        def record() -> Tensor:
+            # not torch.cuda.graph, which gives all free memory back each time; only this thread's work, since others
+            # may look at events of theirs
             graph.capture_begin(capture_error_mode="thread_local")
             try:
-                self._found = self._advance()
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = graph
+                found = self._advance()
+            except BaseException:
+                with suppress(RuntimeError):  # that the capture is invalid, which it is
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+            return found
+
+        if torch.cuda.mem_get_info(self._tokens.device)[0] < 2 * self._found.nbytes + _SPARE:
+            torch.cuda.empty_cache()  # a graph takes memory of its own, and none that lies unused in the cache
+        try:
+            self._found = self._beside(record)
+            self._graph = graph
+        except RuntimeError as problem:
+            log.warning("rollouts go on without CUDA graphs: %s", problem)
+            self._captures = False
+            self._found = self._beside(self._advance)
 
     def _advance(self) -> Tensor:
         from grpo_pl.functional.kernels.decoding import attend_to_columns, gated, rotate_and_store
@@ -96,6 +130,12 @@ class GraphDecoder(LlamaFamilyDecoder):
         self._starts = self._starts[order]
         self._place(self._positions[order])
         return order
+
+
+@functools.cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all captures: cuBLAS keeps 32 MiB for every stream that it has seen."""
+    return torch.cuda.Stream(device)
 
 
 def decodes_in_graphs(model: Any) -> bool:

@@ -28,7 +28,7 @@ from grpo_pl.tools.memory import (
     teacher_bytes,
     token_budget,
 )
-from grpo_pl.tools.plan import kernel_of, meta_model, resolved_settings, workload
+from grpo_pl.tools.plan import is_fused, kernel_of, meta_model, resolved_settings, workload
 from grpo_pl.training.microbatches import MOST_TOKENS, MOST_TOKENS_ON_CPU
 
 MIB = 2**20
@@ -86,20 +86,33 @@ def test_the_plan_of_a_run_on_a_cpu_knows_whether_the_decode_kernel_draws() -> N
 def test_parts_of_a_small_model_by_hand() -> None:
     memory = memory_plan(SHAPE, WORK)
     assert memory.kept == {"parameters": 4000, "optimiser": 8000}
+    assert memory.update["LM head"] == 4 * 3 * 90 * 20  # two chunks, and the probabilities that are kept
     assert memory.rollout["keys and values"] == 16 * 15 * 3 * 2 * 4 * 4
     tokens = 2 * 5 + 8 * 10  # two prompts, each once
-    block = 8 * (2 + 2) + 4 * 8 + 2 * 4 + 3 * 16  # norms and SiLU are fused
-    assert memory.update["activations"] == tokens * (3 * block * 4 + 3 * 8 * 4)
-    assert memory.update["LM head"] == 90 * 20 * 4 + 20 * 8 * (4 + 4)  # logits; the gradient, and a part of it
-    mixed = memory_plan(SHAPE, _with(compute_bytes=2)).update
+    assert memory.update["activations"] == tokens * (3 * (6 * 8 + 4 * 8 + 2 * 4 + 4 * 16) * 4 + 3 * 8 * 4)
+    assert memory.update["gradients"] == 4000
+    assert memory.peak == 12_000 + max(sum(memory.rollout.values()), sum(memory.update.values()))
+
+
+def test_the_kernels_of_gpus_keep_less_for_the_backward_pass() -> None:
+    tokens, plain = 2 * 5 + 8 * 10, memory_plan(SHAPE, _with(fused=True)).update
+    block = 8 * (2 + 2) + 4 * 8 + 2 * 4 + 3 * 16
+    assert plain["activations"] == tokens * (3 * block * 4 + 3 * 8 * 4)
+    assert plain["LM head"] == 90 * 20 * 4 + 20 * 8 * (4 + 4)  # logits; the gradient, and a part of it
+    mixed = memory_plan(SHAPE, _with(fused=True, compute_bytes=2)).update
     block = 8 * (2 * 4 + 5 * 2) + (4 * 8 + 2 * 4 + 3 * 16) * 2
     assert mixed["activations"] == tokens * (3 * block + 3 * 8 * 4)
     assert mixed["LM head"] == 90 * 20 * 2 + 20 * 8 * (4 + 2 + 2)  # and the weight in bfloat16
-    cpu = memory_plan(SHAPE, _with(in_main_memory=True)).update
-    assert cpu["activations"] == tokens * (3 * (6 * 8 + 4 * 8 + 2 * 4 + 4 * 16) * 4 + 3 * 8 * 4)
-    assert cpu["LM head"] == 4 * 3 * 90 * 20  # two chunks, and the probabilities that are kept
-    assert memory.update["gradients"] == 4000
-    assert memory.peak == 12_000 + max(sum(memory.rollout.values()), sum(memory.update.values()))
+
+
+def test_a_plan_knows_which_policies_are_fused() -> None:
+    parts = resolved_settings(["configs/quickstart.yaml"])
+    work, model = workload(parts, gpus=1, prompt_tokens=8), meta_model(parts)
+    assert not is_fused(parts, work, model)  # on a CPU
+    work = replace(work, in_main_memory=False)
+    assert is_fused(parts, work, model)
+    parts.model.sampling.sampling_mask = True
+    assert not is_fused(parts, work, model)
 
 
 def test_fsdp_cuts_what_is_kept_and_gathers_for_the_rollout() -> None:
@@ -114,8 +127,8 @@ def test_processes_that_split_layers_share_blocks_and_repeat_the_rest() -> None:
     fsdp, split = (memory_plan(SHAPE, _with(layout="fsdp", processes=4, split=n)) for n in (1, 2))
     assert (fsdp.kept["parameters"], split.kept["parameters"]) == (4000 / 4, (3 * 300 / 4 + 100 / 2) * 4)
     assert split.update["gradients"] == split.kept["parameters"]
-    tokens, inner = 2 * 5 + 8 * 10, (4 * 8 + 2 * 4 + 3 * 16) / 2
-    assert split.update["activations"] == tokens * (3 * (4 * 8 + inner) * 4 + 3 * 8 * 4)
+    tokens, inner = 2 * 5 + 8 * 10, (4 * 8 + 2 * 4 + 4 * 16) / 2
+    assert split.update["activations"] == tokens * (3 * (6 * 8 + inner) * 4 + 3 * 8 * 4)
     assert split.update["gathered blocks"] == (100 + 300) * 8
     assert split.rollout["gathered weights"] == 4000 + (100 + 450) * 4
 
@@ -180,7 +193,7 @@ def test_rollouts_ahead_are_in_memory_beside_the_update() -> None:
 def test_main_memory_holds_the_program_beside_the_tensors() -> None:
     gpu, cpu = memory_plan(SHAPE, WORK), memory_plan(SHAPE, _with(in_main_memory=True))
     assert cpu.kept["the program itself"] == PROGRAM and "the program itself" not in gpu.kept
-    assert cpu.peak == sum(cpu.kept.values()) + sum(cpu.update.values())
+    assert cpu.peak == gpu.peak + PROGRAM
 
 
 def test_a_teacher_is_on_a_gpu_between_rollout_and_update_and_on_a_cpu_all_the_time() -> None:

@@ -1,4 +1,5 @@
-"""Every kernel compiles for an H100, which needs none; in a process of its own, since tests may interpret them."""
+"""Every kernel compiles for an H100, which needs none, and attention fits into the shared memory of smaller GPUs; in a
+process of its own, since tests may interpret them."""
 
 import os
 import subprocess
@@ -20,7 +21,7 @@ WIDE = {"keys", "token", "token_ids", "starts", "column", "positions"}
 NARROW = {"logits", "heads", "cache", "keys", "values", "mixed", "gate_up", "gate", "up", "grad", "to_gate", "to_up"}
 
 
-def compiled(kernel, narrow, *, wide=WIDE, warps=4, **constants):
+def compiled(kernel, narrow, *, wide=WIDE, warps=4, stages=3, target=90, **constants):
     def kind(name):
         if name in constants:
             return "constexpr"
@@ -35,7 +36,9 @@ def compiled(kernel, narrow, *, wide=WIDE, warps=4, **constants):
         signature={name: kind(name) for name in kernel.arg_names},
         constexprs={(kernel.arg_names.index(name),): value for name, value in constants.items()},
     )
-    assert triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps}).asm["cubin"]
+    options = {"num_warps": warps, "num_stages": stages}
+    found = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
+    assert found.asm["cubin"] and found.metadata.shared <= 99 * 1024, (kernel, constants, found.metadata.shared)
 
 
 noise = dict(zip(("SPREAD", "LOW_1", "LOW_2", "UNIT"), NOISE))
@@ -45,8 +48,11 @@ for narrow in ("bf16", "fp32"):
         compiled(race._race_part, narrow, warps=8, GREEDY=greedy, BLOCK=4096, **noise)
     compiled(head._score, narrow, warps=8, BLOCK=4096)
     compiled(head._slope, narrow, warps=8, BLOCK=4096)
-    blocks = {"GROUP": 7, "GROUP_BLOCK": 16, "SIZE_BLOCK": 64, "COLUMNS": 64}
-    compiled(decoding._attend, narrow, wide={"starts", "column"}, **shape, **blocks)
+    for size in (16, 64, 128, 256):
+        columns, stages = decoding.tile(size, 2 if narrow == "bf16" else 4)
+        blocks = {"KEYS": 2, "SIZE": size, "GROUP": 7, "GROUP_BLOCK": 16, "SIZE_BLOCK": size, "COLUMNS": columns}
+        for target in (80, 90):
+            compiled(decoding._attend, narrow, wide={"starts", "column"}, stages=stages, target=target, **blocks)
     compiled(decoding._rotate_and_store, narrow, warps=1, QUERIES=14, PAIRS=32, NORMED=True, **shape)
     for kernel in (decoding._gated, gated._forward, gated._backward):
         compiled(kernel, narrow, BLOCK=1024)

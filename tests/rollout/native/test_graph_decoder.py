@@ -72,6 +72,7 @@ def test_draws_the_samples_of_the_plain_engine(build_model, make_keys, prompts, 
         {"top_k": 5},
         {"top_p": 0.8, "temperature": 1.3},
         {"top_k": 5, "sampling_mask": True},
+        {"top_p": 0.5, "sampling_mask": True},
         {"top_logprobs": 3},
         {"limits": [[17], [1], [16]], "eos": ()},
     ],
@@ -80,6 +81,7 @@ def test_what_else_a_request_asks_for(build_model, make_keys, prompts, graphs, h
     model, keys = build_model("qwen2").to(DEVICE), make_keys(3, 1)
     ours = _generate(NativeEngine(), model, prompts, keys, **how)
     _assert_same(ours, _generate(PlainEngine(), model, prompts, keys, **how))
+    assert len(graphs) == 1
 
 
 def test_in_chunks_and_with_one_row(build_model, make_keys, prompts, graphs):
