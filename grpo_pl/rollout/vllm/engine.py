@@ -12,6 +12,8 @@ from grpo_pl.policy.loading import context_length
 from grpo_pl.rollout.child.engine import ChildEngine
 from grpo_pl.rollout.child.model_spec import ModelSpec
 
+SECOND_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+"""vLLM's variable that chooses its model runner."""
 OURS = frozenset(
     {"model", "dtype", "max_model_len", "max_num_seqs", "kv_cache_memory_bytes", "load_format", "skip_tokenizer_init"}
     | {"logits_processors", "logprobs_mode", "max_logprobs", "worker_extension_cls", "async_scheduling"}
@@ -86,7 +88,7 @@ class VLLMEngine(ChildEngine):
     def environment(self, policy: ModelSpec) -> dict[str, str]:
         fixed = {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # no grandchildren
-            "VLLM_USE_V2_MODEL_RUNNER": "0",  # which takes no logits processors of others
+            SECOND_RUNNER: os.environ.get(SECOND_RUNNER, "0"),  # has not been run here: it needs a GPU
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),

@@ -40,16 +40,20 @@ class KeyedDraws(LogitsProcessor):
         keys = torch.tensor([row.key for row in states], device=device)
         positions = torch.tensor([len(row.drawn) for row in states], device=device)
         index = torch.tensor(rows, device=device)
-        mine, how, top = logits[index], states[0].draw, states[0].top
-        tokens, logprobs = draw_tokens(mine, Noise(token_keys(keys, positions)), **how)
-        told = torch.full_like(mine, -torch.inf)
-        if top:
-            scaled = mine.float() / how["temperature"]
-            ids, theirs = likeliest_tokens(truncate_logits(scaled, top_k=how["top_k"], top_p=how["top_p"]), top)
-            # the largest, for −inf stands where there is no token
-            told.scatter_reduce_(1, ids.long().clamp(min=0), theirs.to(told.dtype), "amax")
-        logits[index] = told.scatter_(1, tokens.unsqueeze(1), -logprobs.to(told.dtype).unsqueeze(1))
+        logits[index] = told(logits[index], token_keys(keys, positions), states[0].draw, states[0].top)
         return logits
+
+
+def told(logits: Tensor, keys: Tensor, how: dict[str, Any], top: int) -> Tensor:
+    """What `KeyedDraws` leaves of logits (B, V) for draws with these ``keys`` (B,), from `token_keys`."""
+    tokens, logprobs = draw_tokens(logits, Noise(keys), **how)
+    found = torch.full_like(logits, -torch.inf)
+    if top:
+        scaled = logits.float() / how["temperature"]
+        ids, theirs = likeliest_tokens(truncate_logits(scaled, top_k=how["top_k"], top_p=how["top_p"]), top)
+        # the largest, for −inf stands where there is no token
+        found.scatter_reduce_(1, ids.long().clamp(min=0), theirs.to(found.dtype), "amax")
+    return found.scatter_(1, tokens.unsqueeze(1), -logprobs.to(found.dtype).unsqueeze(1))
 
 
 class _Row(NamedTuple):
