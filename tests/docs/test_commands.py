@@ -113,7 +113,7 @@ RUN_BY = {
     r"python examples/server\.py .*": "tests/serve/test_parts.py::"
     "test_the_openai_client_gets_the_same_answer_whole_and_streamed",
     # this project's own tests, checks and pictures
-    r"pytest( tests/objective| -m .*)?|(ruff|mypy|make|mkdocs) .*": ".ci/run",
+    r"pytest( tests/objective| tests/functional/kernels .*| -m .*)?|(ruff|mypy|make|mkdocs) .*": ".ci/run",
     r"python docs/plots/architecture\.py --check": ".ci/run",
     r"python docs/plots/biases\.py": "tests/docs/test_biases.py::test_plots_are_written",
     r"python docs/plots/turn_credit\.py": "tests/docs/test_turn_credit_plot.py::test_the_figures_are_those_of_the_page",

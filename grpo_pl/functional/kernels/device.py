@@ -1,20 +1,14 @@
-"""Says where kernels in Triton run, and how much of the LM head they compute at a time."""
+"""Says where kernels in Triton run."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
 
 import torch
-from torch import Tensor
 
-CHUNK_TOKENS = 2048
-"""Most tokens whose logits are in memory at a time …"""
-CHUNK_ELEMENTS = 1 << 28
-"""… and most logits, in the type of the products: 512 MiB in bfloat16."""
 SWITCH = "GRPO_PL_NATIVE"
 """Environment variable that names the decoder; ``torch`` switches these kernels off as well."""
 
@@ -39,8 +33,3 @@ def _runs(device: torch.device) -> bool:
         warnings.warn(f"kernels in Triton do not compile here, so torch computes: {problem}", stacklevel=2)
         return False
     return True
-
-
-def device_of(tensor: Tensor) -> AbstractContextManager[None]:
-    """Context in which kernels run on the device of ``tensor``: Triton starts them on the current one."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()

@@ -74,7 +74,7 @@ class NativeEngine(PlainEngine):
         name, reason = choose_decoder(model, monitor.sampling, stop_strings=bool(monitor.texts), recorded=self.decoder)
         if name == TORCH:
             if decodes_in_graphs(model):
-                self._log_once(model, f"{OWN_PASS}, in CUDA graphs with kernels in Triton")
+                self._log_once(model, f"{OWN_PASS}, as graphs with kernels in Triton")
             else:
                 self._log_once(model, OWN_PASS + (f"; the decode kernel {reason}" if reason else ""))
             return None
