@@ -26,11 +26,12 @@ DRAW_RULE = "keyed race"
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # splitmix64's increment and multipliers, as signed 64-bit integers
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_2 = 0x94D049BB133111EB - (1 << 64)
-SPREAD = 0x9E3779B1 - (1 << 32)  # an odd number near 2**32 / golden ratio: neighbouring tokens differ in many bits
-LOW_1 = 0x7FEB352D  # multipliers of the 32-bit hash
-LOW_2 = 0x846CA68B - (1 << 32)
-UNIT = 2.0**-31 * (1.0 - 2.0**-23)  # from the hash's size to u, below 1
-NOISE = (SPREAD, LOW_1, LOW_2, UNIT)
+_SPREAD = 0x9E3779B1 - (1 << 32)  # an odd number near 2**32 / golden ratio: neighbouring tokens differ in many bits
+_LOW_1 = 0x7FEB352D  # multipliers of the 32-bit hash
+_LOW_2 = 0x846CA68B - (1 << 32)
+_UNIT = 2.0**-31 * (1.0 - 2.0**-23)  # from the hash's size to u, below 1
+NOISE = (_SPREAD, _LOW_1, _LOW_2, _UNIT)
+"""What a kernel needs to compute the same arrival times."""
 _BLOCK = 1 << 20  # entries of (rows, V) that are raced at once: what fits into a cache
 _LARGE = 4096  # vocabularies from here on are searched in two levels, and summed once more
 _MOST_ENTRIES = 1 << 19  # of noise that is computed ahead, 2 MiB
@@ -100,15 +101,15 @@ def arrival_times(keys: Tensor, vocabulary: int, scratch: Tensor | None = None) 
     if scratch is None:
         scratch = torch.empty(2, *keys.shape, vocabulary, dtype=torch.int32, device=keys.device)
     h, shifted = scratch[0], scratch[1]  # (…, V)
-    ids = torch.arange(vocabulary, dtype=torch.int32, device=keys.device).mul_(SPREAD)
+    ids = torch.arange(vocabulary, dtype=torch.int32, device=keys.device).mul_(_SPREAD)
     torch.bitwise_xor(ids, low, out=h)
     h += torch.bitwise_right_shift(h, 16, out=shifted)
-    h *= LOW_1
+    h *= _LOW_1
     h += torch.bitwise_right_shift(h, 15, out=shifted)
     h += high
-    h *= LOW_2
+    h *= _LOW_2
     times = shifted.view(torch.float32).copy_(h).abs_()
-    torch.add(-(2.0**-33), times, alpha=-UNIT, out=times)  # -u, above -1
+    torch.add(-(2.0**-33), times, alpha=-_UNIT, out=times)  # -u, above -1
     return times.log1p_().neg_()
 
 

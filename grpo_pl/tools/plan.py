@@ -14,6 +14,7 @@ from grpo_pl.config.overrides import ConfigArguments, settings
 from grpo_pl.data.datamodule import RolloutDataModule, check_shares
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.policy.fused_modules import is_fused
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.quiet import quiet_libraries
 from grpo_pl.policy.teacher import TeacherConfig
@@ -159,11 +160,9 @@ def workload(parts: Any, *, gpus: int, prompt_tokens: int, context: int | None =
     )
 
 
-def is_fused(parts: Any, work: Workload, model: Any) -> bool:
-    """True if the kernels of GPUs compute norms, SiLU and LM head of an update."""
-    config = model.config
-    of_family = config.model_type in ("llama", "mistral", "qwen2", "qwen3") and config.hidden_act in ("silu", "swish")
-    return of_family and not work.in_main_memory and not parts.model.sampling.sampling_mask
+def on_kernels_of_gpus(parts: Any, work: Workload, model: Any) -> bool:
+    """True if norms, SiLU and LM head of an update are computed by them."""
+    return is_fused(model) and not work.in_main_memory and not parts.model.sampling.sampling_mask
 
 
 def kernel_of(parts: Any, work: Workload, model: Any) -> KernelLayout | None:

@@ -42,7 +42,7 @@ class FusedHead(torch.autograd.Function):
         token_ids = token_ids.contiguous()
         with torch.autocast(device, enabled=False), device_of(hidden):
             narrow = weight.to(ctx.dtype)
-            for rows in chunks(len(hidden), len(weight)):
+            for rows in _chunks(len(hidden), len(weight)):
                 logits = _logits(hidden[rows].to(ctx.dtype), narrow, bias)
                 arguments = (token_ids[rows], logprobs[rows], entropy[rows], normaliser[rows])
                 _score[(len(logits),)](
@@ -70,7 +70,7 @@ class FusedHead(torch.autograd.Function):
         to_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
         with torch.autocast(hidden.device.type, enabled=False), device_of(hidden):
             narrow = weight.to(ctx.dtype)
-            for rows in chunks(len(hidden), len(weight)):
+            for rows in _chunks(len(hidden), len(weight)):
                 inputs = hidden[rows].to(ctx.dtype)
                 slope = _logits(inputs, narrow, bias)
                 arguments = (token_ids[rows], entropy[rows], normaliser[rows], to_logprobs[rows], to_entropy[rows])
@@ -89,7 +89,7 @@ class FusedHead(torch.autograd.Function):
         return to_hidden, to_weight, to_bias, None, None, None
 
 
-def chunks(tokens: int, vocabulary: int) -> list[slice]:
+def _chunks(tokens: int, vocabulary: int) -> list[slice]:
     """Runs of tokens whose logits are in memory at a time."""
     size = max(1, min(CHUNK_TOKENS, CHUNK_ELEMENTS // vocabulary))
     return [slice(start, start + size) for start in range(0, tokens, size)]

@@ -21,6 +21,7 @@ from grpo_pl.rollout.decoding import DecodeMonitor, assemble, pad_left, row_keys
 from grpo_pl.rollout.engine import ProgressFn
 from grpo_pl.rollout.vllm.engine import SECOND_RUNNER
 from grpo_pl.rollout.vllm.keyed_draws import DRAW, KEY, TOP, KeyedDraws
+from grpo_pl.rollout.vllm.slot_draws import SlotDraws
 from grpo_pl.types import NO_TOKEN, GenerateRequest, Rollout
 
 
@@ -67,7 +68,7 @@ class VLLMWorker:
                 load_format="dummy",
                 skip_tokenizer_init=True,
                 generation_config="vllm",  # the policy's own defaults are not ours
-                logits_processors=[_processor()],
+                logits_processors=[SlotDraws if os.environ.get(SECOND_RUNNER) == "1" else KeyedDraws],
                 logprobs_mode="processed_logits",
                 worker_extension_cls="grpo_pl.rollout.vllm.reload.Reload",
                 async_scheduling=False,  # which draws before it has written the last token down
@@ -191,12 +192,3 @@ def _likeliest(told: Sequence[dict[int, float]], tokens: Tensor, count: int) -> 
         ids[row, : len(ranked)] = torch.tensor([one for one, _ in ranked], dtype=torch.int32)
         logprobs[row, : len(ranked)] = torch.tensor([value for _, value in ranked])
     return ids, logprobs
-
-
-def _processor() -> type:
-    """The form of the keyed draws that the model runner takes."""
-    if os.environ.get(SECOND_RUNNER) == "1":
-        from grpo_pl.rollout.vllm.slot_draws import SlotDraws
-
-        return SlotDraws
-    return KeyedDraws

@@ -28,7 +28,7 @@ from grpo_pl.tools.memory import (
     teacher_bytes,
     token_budget,
 )
-from grpo_pl.tools.plan import is_fused, kernel_of, meta_model, resolved_settings, workload
+from grpo_pl.tools.plan import kernel_of, meta_model, on_kernels_of_gpus, resolved_settings, workload
 from grpo_pl.training.microbatches import MOST_TOKENS, MOST_TOKENS_ON_CPU
 
 MIB = 2**20
@@ -108,11 +108,11 @@ def test_the_kernels_of_gpus_keep_less_for_the_backward_pass() -> None:
 def test_a_plan_knows_which_policies_are_fused() -> None:
     parts = resolved_settings(["configs/quickstart.yaml"])
     work, model = workload(parts, gpus=1, prompt_tokens=8), meta_model(parts)
-    assert not is_fused(parts, work, model)  # on a CPU
+    assert not on_kernels_of_gpus(parts, work, model)  # on a CPU
     work = replace(work, in_main_memory=False)
-    assert is_fused(parts, work, model)
+    assert on_kernels_of_gpus(parts, work, model)
     parts.model.sampling.sampling_mask = True
-    assert not is_fused(parts, work, model)
+    assert not on_kernels_of_gpus(parts, work, model)
 
 
 def test_fsdp_cuts_what_is_kept_and_gathers_for_the_rollout() -> None:
