@@ -20,9 +20,11 @@ def started_processes() -> dict[int, list[str]]:
 
 
 def lives(pid: int) -> bool:
-    """False also for a process that has ended and that nobody has waited for."""
+    """False also for a process that has ended and that nobody has waited for. Its first thread may have ended before
+    others, which hold its files open until they are gone too."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        ended = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return not ended or len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
     except OSError:
         return False
 

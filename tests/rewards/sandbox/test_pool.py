@@ -22,6 +22,7 @@ import pytest
 import grpo_pl
 from grpo_pl.rewards import MathReward
 from grpo_pl.rewards.sandbox.pool import SandboxSettings, Verdict, WorkerPool, WorkerStartError
+from tests.process_list import lives
 
 BOMB = ("x^2", "9^{9^{9^9}}")
 JOBS = [(f"x^{{{i}}}+1", f"1+x^{{{i if i % 3 else i + 1}}}") for i in range(1, 31)]
@@ -70,16 +71,9 @@ def statuses(verdicts: list[Verdict]) -> list[str]:
     return [verdict.status for verdict in verdicts]
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def wait_until_gone(pids: list[int], seconds: float = 120.0) -> list[int]:
     deadline = time.monotonic() + seconds
-    while (left := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < deadline:
+    while (left := [pid for pid in pids if lives(pid)]) and time.monotonic() < deadline:
         time.sleep(0.05)
     return left
 
@@ -173,7 +167,7 @@ def test_closing_ends_the_workers_and_a_closed_pool_starts_again(light_pool: Wor
     light_pool.start()
     pids = light_pool.pids
     light_pool.close()
-    assert [pid for pid in pids if is_alive(pid)] == []
+    assert [pid for pid in pids if lives(pid)] == []
     assert light_pool.pids == []
     assert statuses(light_pool.run(JOBS[:2])) == ["ok", "ok"]
 
@@ -278,7 +272,7 @@ def test_no_orphans_when_the_parent_is_killed() -> None:
     assert parent.stdout is not None
     pids = [int(pid) for pid in parent.stdout.readline().split()]
     assert len(pids) == 2
-    assert all(is_alive(pid) for pid in pids)
+    assert all(lives(pid) for pid in pids)
     parent.kill()
     parent.wait()
     parent.stdout.close()
@@ -321,7 +315,7 @@ def test_a_worker_whose_job_waits_ends_with_its_parent(tmp_path: Path, number: s
     )
     assert parent.stdout is not None
     pids = [int(parent.stdout.readline()), int(file.read_text())]
-    assert all(map(is_alive, pids))
+    assert all(map(lives, pids))
     os.killpg(parent.pid, number)
     parent.wait()
     parent.stdout.close()
