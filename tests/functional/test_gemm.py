@@ -32,6 +32,7 @@ class _Watch(TorchDispatchMode):
 @pytest.fixture
 def onednn(monkeypatch) -> Iterator[_Watch]:
     monkeypatch.setattr(gemm, "_maker", lambda: "vendor_id: AuthenticAMD")
+    monkeypatch.setattr(gemm, "_SMALL_SUM", 0)
     gemm.prefers_onednn.cache_clear()
     with _Watch() as watch:
         yield watch
@@ -68,6 +69,14 @@ def test_products_equal_torchs(onednn, rows, inner, columns):
     _close(product(left, right), left @ right)
     _close(gram(left, _random(rows, columns)), left.t() @ _random(rows, columns))
     assert len(onednn) == 2
+
+
+def test_small_sums_over_rows_are_torchs(onednn, monkeypatch):
+    monkeypatch.setattr(gemm, "_SMALL_SUM", 60 * 96 + 1)
+    left, right = _random(330, 60), _random(330, 96)
+    assert torch.equal(gram(left, right), left.t() @ right) and len(onednn) == 0
+    gram(left, _random(330, 97))
+    assert len(onednn) == 1
 
 
 @pytest.mark.parametrize("shape", [(400, 60), (40, 10, 60), (2, 40, 5, 60)])
