@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import json
 import logging
@@ -21,6 +20,7 @@ from fastapi import FastAPI, Response
 
 from grpo_pl.policy.loading import choose_device
 from grpo_pl.policy.trained import ServedModel, find_model, without_link
+from grpo_pl.processes.malloc import give_back_memory, share_arenas
 from serve.advantages import group_objective
 from serve.completions import CompletionRoutes
 from serve.errors import ApiError, check_model, install_handlers
@@ -48,7 +48,6 @@ log = logging.getLogger(__name__)
 
 CHAT, SCORE = "/v1/chat/completions", "/v1/score"
 _WARM_UP_CHARS = 16
-_ARENA_MAX = -8  # M_ARENA_MAX of glibc's malloc.h
 _GIVE_BACK_S = 10.0  # between two returns of freed memory to the system
 
 
@@ -226,30 +225,17 @@ class Application:
         write_output("\n".join(lines))
 
 
-def _c_library() -> Any:
-    """The C library of this process, where it may be glibc."""
-    return ctypes.CDLL(None) if sys.platform == "linux" else None
-
-
-def _share_arenas() -> None:
-    """Limits glibc to two malloc arenas for all threads, so that memory which one frees serves another."""
-    limit = getattr(_c_library(), "mallopt", None)
-    if limit is not None:
-        limit(_ARENA_MAX, 2)
-
-
 async def _give_back_memory() -> None:
-    """Returns freed memory to the system every few seconds; glibc would keep a part of what large bodies took."""
-    trim = getattr(_c_library(), "malloc_trim", None)
-    while trim is not None:  # other C libraries have none
+    """Returns to the system every few seconds what large bodies took."""
+    while True:
         await asyncio.sleep(_GIVE_BACK_S)
-        await asyncio.to_thread(trim, 0)
+        await asyncio.to_thread(give_back_memory)
 
 
 def run_server(settings: ServeSettings) -> None:
     """Loads what the front process needs, starts the workers and serves."""
     began = time.time()
-    _share_arenas()
+    share_arenas()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     configure_logs()
     path = settings.model if settings.follow is None else first_checkpoint(settings.follow)

@@ -33,6 +33,7 @@ from grpo_pl.policy.teacher import PROMPTS_COMPARED, TeacherConfig
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.trained import SETTINGS
 from grpo_pl.policy.weights import is_sharded
+from grpo_pl.processes.malloc import keep_freed_memory
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rollout.copy_engine import CopyEngine
 from grpo_pl.rollout.engine import RolloutEngine
@@ -173,6 +174,8 @@ class GRPOModule(PolicyModule):
         self._sync_proof = SyncProof()
         callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         if stage == "fit":
+            if self.trainer.strategy.root_device.type == "cpu":
+                keep_freed_memory()
             self.prepare_staleness(self._data.staleness)
             copied = isinstance(self.engine, CopyEngine) or isinstance(self.trainer.strategy, FSDP2Strategy)
             checks.check_averaging(callbacks, copied=copied or self.environment is not None)
