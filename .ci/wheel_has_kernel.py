@@ -1,4 +1,4 @@
-"""Checks that a wheel holds the decode kernel, and that this processor runs a variant of it. Needs no package.
+"""Checks that a wheel holds the kernels in C, and that this processor runs a variant of it. Needs no package.
 
 usage: python .ci/wheel_has_kernel.py WHEEL
 """
@@ -10,7 +10,7 @@ import zipfile
 
 
 class Kernel(ctypes.Structure):
-    """The first fields of ``struct kernel`` in ``decode.h``."""
+    """The first fields of ``struct kernel`` in ``library.h``."""
 
     _fields_ = (
         ("name", ctypes.c_char_p),
@@ -22,8 +22,8 @@ class Kernel(ctypes.Structure):
 
 def main(wheel: str) -> None:
     with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory() as folder:
-        (name,) = (name for name in archive.namelist() if name.startswith("grpo_pl/rollout/native/_decode."))
-        look_up = ctypes.CDLL(archive.extract(name, folder)).grpo_pl_kernel_2
+        (name,) = (name for name in archive.namelist() if name.startswith("grpo_pl/_kernels."))
+        look_up = ctypes.CDLL(archive.extract(name, folder)).grpo_pl_kernel_3
         look_up.restype = ctypes.POINTER(Kernel)
         supported, n = [], 0
         while kernel := look_up(n):

@@ -55,7 +55,7 @@ from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rewards.base import Reward, Score
-from grpo_pl.tools.memory import Workload, memory_plan, shape_of
+from grpo_pl.tools.memory import Fused, Workload, memory_plan, shape_of
 from grpo_pl.training.microbatches import MOST_TOKENS, MOST_TOKENS_ON_CPU
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.optimization import Optimization
@@ -473,7 +473,9 @@ def update(cell: Cell, device: str, tokens: int, ways: Sequence[str], steps: int
             "stages": medians(ours.stages),
             "memory_mib": [round(mib) for mib in ours.memory],
             "peak_mib": round(most_memory(device)),
-            "planned_mib": round(planned(one, way, tokens or MOST_TOKENS, fused=device == "cuda") / MIB),
+            "planned_mib": round(
+                planned(one, way, tokens or MOST_TOKENS, fused="gpu" if device == "cuda" else "none") / MIB
+            ),
         }
         print(json.dumps({way: found[way]}), flush=True)
     return {"cell": cell.name, **describe(cell), "micro_batch_tokens": tokens, "tokens": trained, "ways": found}
@@ -497,7 +499,7 @@ def operators(cell: Cell, device: str, steps: int) -> dict[str, Any]:
     return {"cell": cell.name, **describe(cell), "shares": shares}
 
 
-def planned(cell: Cell, way: str, tokens: int, *, fused: bool) -> float:
+def planned(cell: Cell, way: str, tokens: int, *, fused: Fused) -> float:
     """Bytes that ``grpo-pl plan`` foresees at most."""
     with torch.device("meta"):
         shape = shape_of(Qwen2ForCausalLM(Qwen2Config(**cell.config())))

@@ -7,11 +7,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from grpo_pl.functional.native import training_kernels
 from grpo_pl.rollout.native.decode_kernel import built_kernels
 from grpo_pl.types import SampleKey
 
 LIBRARY = os.environ.get("DECODE_LIBRARY")  # by the test with sanitizers
 KERNELS = built_kernels(Path(LIBRARY) if LIBRARY else None)
+in_c = pytest.mark.skipif(training_kernels() is None, reason="no C compiler has built the kernels")
 each_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 
 

@@ -1,4 +1,4 @@
-"""On GPUs, norms and gated feed-forward blocks of the Llama family compute in one kernel each while a policy trains."""
+"""Norms, gates and attention of the Llama family compute in one kernel each while a policy trains."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from grpo_pl.functional import native
 from grpo_pl.functional.kernels.device import has_triton
+from grpo_pl.functional.native import WHOLE, training_kernels
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -19,24 +21,43 @@ if TYPE_CHECKING:
 
 @contextmanager
 def fused_modules(model: PreTrainedModel) -> Iterator[None]:
-    """Context manager: within it RMS norms and feed-forward blocks with SiLU run fused, up to rounding as before; it
-    changes nothing where kernels in Triton do not run, and no module of another family.
+    """Context manager: within it RMS norms and feed-forward blocks with SiLU run fused, up to rounding as before: on
+    GPUs in Triton, on CPUs in C where weights are float32, there with the attention of packed tokens too. It changes
+    nothing where neither runs, and no module of another family.
 
     On an H100 the update of a 0.5B shape in bfloat16 went from 77,100 to 90,400 tokens/s by this and by chunks of the
     LM head that are twice as large.
     """
     patched = list[Any]()
     if has_triton(model.device) and model.dtype != torch.float64:
-        for module in model.modules():
-            fused = _norm if type(module).forward in _known_norms() else _feed_forward if _is_gated(module) else None
-            if fused is not None and "forward" not in vars(module):
-                module.forward = partial(fused, module)
-                patched.append(module)
+        patched = _patch(model, norm=_norm_on_gpu, feed_forward=_feed_forward_on_gpu)
+    elif computes_in_c(model):
+        patched = _patch(model, norm=_norm_on_cpu, feed_forward=_feed_forward_on_cpu, attention=_attention_on_cpu)
     try:
         yield
     finally:
         for module in patched:
             del module.forward  # the method of the class is in effect again
+
+
+def computes_in_c(model: PreTrainedModel) -> bool:
+    """True if what `fused_modules` changes in ``model`` is computed by the kernels in C."""
+    on_cpu = model.device.type == "cpu" and model.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    return on_cpu and training_kernels() is not None
+
+
+def _patch(model: PreTrainedModel, *, norm: Any, feed_forward: Any, attention: Any = None) -> list[Any]:
+    """The modules that compute by other functions now."""
+    patched = []
+    for module in model.modules():
+        forward = type(module).forward
+        known = norm if forward in _known_norms() else feed_forward if _is_gated(module) else None
+        if attention is not None and forward in _known_attention():
+            known = attention
+        if known is not None and "forward" not in vars(module):
+            module.forward = partial(known, module)
+            patched.append(module)
+    return patched
 
 
 def is_fused(model: PreTrainedModel) -> bool:
@@ -70,15 +91,68 @@ def _known_blocks() -> frozenset[Any]:
     return frozenset(block.forward for block in (LlamaMLP, MistralMLP, Qwen2MLP, Qwen3MLP))
 
 
-def _norm(module: Any, x: Tensor) -> Tensor:
+@cache
+def _known_attention() -> frozenset[Any]:
+    from transformers.models.llama.modeling_llama import LlamaAttention
+    from transformers.models.mistral.modeling_mistral import MistralAttention
+    from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
+
+    return frozenset(block.forward for block in (LlamaAttention, MistralAttention, Qwen2Attention, Qwen3Attention))
+
+
+def _norm_on_gpu(module: Any, x: Tensor) -> Tensor:
     weight: Tensor = module.weight
     if weight.dtype != x.dtype:  # float32 weights of heads that autocast has computed in bfloat16
         return weight * F.rms_norm(x, weight.shape, None, module.variance_epsilon)
     return F.rms_norm(x, weight.shape, weight, module.variance_epsilon)
 
 
-def _feed_forward(module: Any, x: Tensor) -> Tensor:
+def _feed_forward_on_gpu(module: Any, x: Tensor) -> Tensor:
     from grpo_pl.functional.kernels.gated import SiluProduct
 
     mixed: Tensor = module.down_proj(SiluProduct.apply(module.gate_proj(x), module.up_proj(x)))  # type: ignore[no-untyped-call]
     return mixed
+
+
+def _norm_on_cpu(module: Any, x: Tensor) -> Tensor:
+    if not _suits_c(x, module.weight) or x.shape[-1] % WHOLE:
+        normed: Tensor = type(module).forward(module, x)
+    else:
+        normed = native.RMSNorm.apply(x, module.weight, module.variance_epsilon)  # type: ignore[no-untyped-call]
+    return normed
+
+
+def _feed_forward_on_cpu(module: Any, x: Tensor) -> Tensor:
+    gate, up = module.gate_proj(x), module.up_proj(x)
+    fused = _suits_c(gate, up) and gate.numel() % WHOLE == 0
+    gated = native.SiluProduct.apply(gate, up) if fused else module.act_fn(gate) * up  # type: ignore[no-untyped-call]
+    mixed: Tensor = module.down_proj(gated)
+    return mixed
+
+
+def _attention_on_cpu(
+    module: Any, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], *args: Any, **kwargs: Any
+) -> tuple[Tensor, Tensor | None]:
+    """The forward of transformers' attention, for tokens that `packing.pack` has packed."""
+    packing = kwargs.get("packing")
+    if packing is None or (module.training and module.attention_dropout):
+        found: tuple[Tensor, Tensor | None] = type(module).forward(
+            module, hidden_states, position_embeddings, *args, **kwargs
+        )
+        return found
+    query, key, value = (
+        project(hidden_states).squeeze(0).unflatten(-1, (-1, module.head_dim))  # (N, heads, D)
+        for project in (module.q_proj, module.k_proj, module.v_proj)
+    )
+    if hasattr(module, "q_norm"):
+        query, key = module.q_norm(query), module.k_norm(key)
+    cosines, sines = (each.squeeze(0) for each in position_embeddings)  # (N, D)
+    arguments = (query, key, value, cosines, sines, packing.spans, module.scaling)
+    mixed = native.PackedAttention.apply(*arguments)  # type: ignore[no-untyped-call]
+    return module.o_proj(mixed.flatten(1).unsqueeze(0)), None
+
+
+def _suits_c(*tensors: Tensor) -> bool:
+    """True for plain tensors in float32; those of tensor parallelism have another type."""
+    return all(type(each) in (Tensor, torch.nn.Parameter) and each.dtype == torch.float32 for each in tensors)

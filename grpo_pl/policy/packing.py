@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from grpo_pl.functional.native import Spans
 from grpo_pl.policy.library_internals import attention_by
 from grpo_pl.types import Rollout
 
@@ -41,6 +42,7 @@ class Packing:
     buckets: Sequence[Tensor]  # (rows, longest) pack indices of whole sequences, right-padded with 0
     source: Tensor  # (N,) index of each token in the concatenated, flattened buckets
     longest: int  # tokens of the longest row
+    spans: Spans
 
 
 class Rows(NamedTuple):
@@ -117,6 +119,13 @@ def pack(rows: Rows, *, share: bool = True) -> Packing:
     before = torch.where(order == 0, (start + mine - 1).unsqueeze(1), fed_starts.unsqueeze(1) + order - 1)
     positions = [(distinct_mask.long().cumsum(dim=1) - 1)[distinct_mask], (mine.unsqueeze(1) + order)[fed]]
     lengths = mine + fed_lengths  # (B,)
+    spans = Spans(
+        prompt_starts=prompt_starts,
+        prompt_lengths=prompt_lengths,
+        first_sequence=F.pad(owners.bincount().cumsum(dim=0), (1, 0)),
+        starts=fed_starts,
+        lengths=fed_lengths,
+    )
     columns = torch.arange(prompt_ids.shape[1] + len(steps), device=device)
     inside = columns < mine.unsqueeze(1)
     table = torch.where(inside, start.unsqueeze(1) + columns, (fed_starts - mine).unsqueeze(1) + columns)  # (B, S + T)
@@ -129,6 +138,7 @@ def pack(rows: Rows, *, share: bool = True) -> Packing:
         buckets=buckets,
         source=source,
         longest=int(lengths.max()),
+        spans=spans,
     )
 
 

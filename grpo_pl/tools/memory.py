@@ -18,6 +18,9 @@ PROGRAM = 0.45 * GIB
 """Main memory of Python, torch, transformers and Lightning beside all tensors, measured on Linux."""
 _RACED = 1024  # logits of a row that the decode kernel holds at once
 Layout = Literal["single", "ddp", "fsdp"]
+Fused = Literal["none", "gpu", "cpu"]
+"""Which kernels compute parts of an update: those of GPUs norms, SiLU and the LM head, those of CPUs norms, SiLU and
+attention."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +100,7 @@ class Workload:
     """The policy teaches itself by a copy of its weights, its start or a moving average."""
     own_head: bool = False
     """It does so by a divergence, for which an update needs a copy of its LM head."""
-    fused: bool = False
-    """Norms, SiLU and LM head are computed by the kernels of GPUs."""
+    fused: Fused = "none"
 
     @property
     def longest(self) -> int:
@@ -224,14 +226,15 @@ def activation_bytes(shape: Shape, work: Workload) -> float:
     """Bytes per token that wait for the backward pass.
 
     A block keeps the inputs of its products and norms: 6 h + 4 q + 2 k + 4 f numbers (hidden size h, query width q, key
-    width k, intermediate size f). On a GPU, where norms and SiLU are fused, it is 3 f; and of h the two inputs of norms
-    in the type of the weights and the inputs of products in theirs: five if that is another type, else two. With
-    activation checkpointing it keeps its input, and one block at a time the rest.
+    width k, intermediate size f). Where norms and SiLU are fused, it is 3 f; and of h the two inputs of norms in the
+    type of the weights and the inputs of products in theirs: five if that is another type, else two. With attention in
+    C it is 2 q. With activation checkpointing it keeps its input, and one block at a time the rest.
     """
     wide, narrow = work.weight_bytes, work.compute_bytes
-    fused = work.fused and not work.checkpointing
+    fused = work.fused != "none" and not work.checkpointing
     outer = shape.hidden * (2 * wide + (2 if wide == narrow else 5) * narrow if fused else 6 * narrow)
-    inner = 4 * shape.query + 2 * shape.key + (3 if fused else 4) * shape.intermediate
+    query = 2 if fused and work.fused == "cpu" else 4
+    inner = query * shape.query + 2 * shape.key + (3 if fused else 4) * shape.intermediate
     block = outer + inner / work.split * narrow
     ends = 3 * shape.hidden * 4
     if work.checkpointing:
@@ -246,7 +249,7 @@ def head_bytes(shape: Shape, work: Workload) -> float:
     positions = min(work.tokens, work.rows * work.completion_tokens)
     if work.teacher_head_bytes or work.own_head:
         return 4.0 * 8 * min(positions * shape.vocabulary, head._TAUGHT_ELEMENTS)
-    if work.fused:
+    if work.fused == "gpu":
         wide, narrow = work.weight_bytes, work.compute_bytes
         tokens = min(positions, CHUNK_TOKENS, max(1, CHUNK_ELEMENTS // shape.vocabulary))
         per_entry = tokens * narrow + shape.hidden * (4 + narrow + (narrow if wide != narrow else 0))

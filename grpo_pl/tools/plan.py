@@ -13,6 +13,7 @@ from grpo_pl.config.objects import build
 from grpo_pl.config.overrides import ConfigArguments, settings
 from grpo_pl.data.datamodule import RolloutDataModule, check_shares
 from grpo_pl.data.sources import PromptSource
+from grpo_pl.functional.native import training_kernels
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.fused_modules import is_fused
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
@@ -27,7 +28,7 @@ from grpo_pl.rollout.native.decoder_choice import default_decoder
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.native.weights import refuse_llama_family
 from grpo_pl.rollout.ray import RayEngine
-from grpo_pl.tools.memory import KernelLayout, Layout, Workload, shape_of, teacher_bytes
+from grpo_pl.tools.memory import Fused, KernelLayout, Layout, Workload, shape_of, teacher_bytes
 from grpo_pl.training.defaults import prompts_of_a_step
 from grpo_pl.training.frozen_models import teacher_configs
 from grpo_pl.training.microbatches import MOST_TOKENS
@@ -160,9 +161,14 @@ def workload(parts: Any, *, gpus: int, prompt_tokens: int, context: int | None =
     )
 
 
-def on_kernels_of_gpus(parts: Any, work: Workload, model: Any) -> bool:
-    """True if norms, SiLU and LM head of an update are computed by them."""
-    return is_fused(model) and not work.in_main_memory and not parts.model.sampling.sampling_mask
+def fused_on(parts: Any, work: Workload, model: Any) -> Fused:
+    """The kernels that compute parts of an update."""
+    if not is_fused(model):
+        return "none"
+    if work.in_main_memory:
+        in_c = work.weight_bytes == work.compute_bytes == 4 and training_kernels() is not None
+        return "cpu" if in_c else "none"
+    return "none" if parts.model.sampling.sampling_mask else "gpu"
 
 
 def kernel_of(parts: Any, work: Workload, model: Any) -> KernelLayout | None:

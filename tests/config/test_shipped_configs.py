@@ -44,7 +44,7 @@ def test_a_file_that_lies_here_is_taken(tmp_path: Path, monkeypatch: pytest.Monk
     "compiler", [pytest.param(True, marks=pytest.mark.slow), False], ids=["with a compiler", "without"]
 )
 def test_a_wheel_holds_every_file_that_the_package_reads(tmp_path: Path, compiler: bool) -> None:
-    """The decode kernel is in it where there is a C compiler; where there is none, nothing fails."""
+    """The library of kernels is in it where there is a C compiler; where there is none, nothing fails."""
     if compiler and shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
     wanted = _files_of_the_package()
@@ -52,7 +52,7 @@ def test_a_wheel_holds_every_file_that_the_package_reads(tmp_path: Path, compile
     environment = dict(os.environ) if compiler else NO_COMPILER
     names = _built("wheel", tmp_path / "source", environment)
     assert wanted - names <= {"grpo_pl/configs"}
-    assert any(name.startswith("grpo_pl/rollout/native/_decode") for name in names) == compiler
+    assert any(name.startswith("grpo_pl/_kernels") for name in names) == compiler
 
 
 @pytest.mark.slow
@@ -123,7 +123,7 @@ def _files_of_the_package() -> set[str]:
 
 def _copy(names: list[str], source: Path) -> None:
     source.mkdir()
-    ignored = shutil.ignore_patterns("__pycache__", "_decode*")
+    ignored = shutil.ignore_patterns("__pycache__", "_kernels*")
     for name in names:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)

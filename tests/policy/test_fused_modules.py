@@ -1,38 +1,114 @@
-"""Fused norms and feed-forward blocks, on a GPU where there is one, else interpreted: the values of before."""
+"""Fused norms, gates and attention: the values of before, on a GPU (where there is none, interpreted) and a CPU."""
+
+from functools import partial
 
 import pytest
 import torch
 
-pytest.importorskip("triton")
+from grpo_pl.functional.native import SWITCH
 from grpo_pl.policy import fused_modules as module
 from grpo_pl.policy.logprobs import completion_logprobs
-from tests.kernels import small_model
+from grpo_pl.policy.lora import Lora, add_adapters
+from tests.kernels import in_c, small_model
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+families = pytest.mark.parametrize("qwen3", [False, True], ids=["llama", "qwen3"])
 
 
-@pytest.mark.parametrize("qwen3", [False, True], ids=["llama", "qwen3"])
-def test_a_policy_scores_and_learns_as_before(monkeypatch, qwen3):
-    """Log-probabilities, and the gradient of every weight."""
-    model = small_model(qwen3=qwen3).to(DEVICE)
-    ids = torch.randint(1, 37, (4, 9), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+def scored(model, *, temperature=1.0):
+    """Log-probabilities of ragged rows, and the gradient of every weight."""
+    ids = torch.randint(1, 37, (4, 9), generator=torch.Generator().manual_seed(0)).to(model.device)
     mask = torch.ones_like(ids, dtype=torch.bool)
-    rows = {"prompt_ids": ids[:, :4], "prompt_mask": mask[:, :4], "completion_ids": ids[:, 4:]}
+    mask[:2, 0] = mask[1, 6:] = mask[3, 5:] = False
+    ids[1, :4], ids[3, :4] = ids[0, :4], ids[2, :4]  # two prompts
+    logprobs, _ = completion_logprobs(
+        model,
+        prompt_ids=ids[:, :4],
+        prompt_mask=mask[:, :4],
+        completion_ids=ids[:, 4:],
+        completion_mask=mask[:, 4:],
+        temperature=temperature,
+    )
+    return logprobs, torch.autograd.grad(logprobs.mean(), [p for p in model.parameters() if p.requires_grad])
 
-    def scored():
-        logprobs, _ = completion_logprobs(model, **rows, completion_mask=mask[:, 4:], temperature=1.0)
-        return logprobs, torch.autograd.grad(logprobs.mean(), list(model.parameters()))
 
-    monkeypatch.setattr(module, "has_triton", lambda device: False)
-    before, gradients = scored()
-    calls, norms = [], []
+def assert_same(found, expected, atol=1e-5):
+    torch.testing.assert_close(found[0], expected[0], atol=atol, rtol=atol)
+    for ours, theirs in zip(found[1], expected[1], strict=True):
+        assert (ours - theirs).norm() <= atol * theirs.norm()
+
+
+def count(monkeypatch, *names):
+    """How often those functions of the module are called from now on."""
+    calls = dict.fromkeys(names, 0)
+
+    def counted(name, run, *args, **options):
+        calls[name] += 1
+        return run(*args, **options)
+
+    for name in names:
+        monkeypatch.setattr(module, name, partial(counted, name, getattr(module, name)))
+    return calls
+
+
+@families
+def test_on_a_gpu_a_policy_scores_and_learns_as_before(monkeypatch, qwen3):
+    pytest.importorskip("triton")
+    model = small_model(qwen3=qwen3).to(DEVICE)
+    monkeypatch.setenv(SWITCH, "torch")
+    before = scored(model)
+    calls = count(monkeypatch, "_feed_forward_on_gpu", "_norm_on_gpu")
     monkeypatch.setattr(module, "has_triton", lambda device: True)
-    monkeypatch.setattr(module, "_feed_forward", lambda *a, run=module._feed_forward: (calls.append(1), run(*a))[1])
-    monkeypatch.setattr(module, "_norm", lambda *a, run=module._norm: (norms.append(1), run(*a))[1])
-    after, fused = scored()
-    assert len(calls) == (layers := model.config.num_hidden_layers)
-    assert len(norms) == (4 if qwen3 else 2) * layers + 1
-    torch.testing.assert_close(after, before, atol=1e-5, rtol=1e-5)
-    for ours, theirs in zip(fused, gradients, strict=True):
-        assert (ours - theirs).norm() <= 1e-5 * theirs.norm()
+    after, layers = scored(model), model.config.num_hidden_layers
+    assert calls == {"_feed_forward_on_gpu": layers, "_norm_on_gpu": (4 if qwen3 else 2) * layers + 1}
+    assert_same(after, before)
     assert not any("forward" in vars(each) for each in model.modules())
+
+
+@in_c
+@families
+def test_on_a_cpu_a_policy_scores_and_learns_as_before(monkeypatch, qwen3):
+    model = small_model(qwen3=qwen3)
+    monkeypatch.setenv(SWITCH, "torch")
+    calls = count(monkeypatch, "_feed_forward_on_cpu", "_norm_on_cpu", "_attention_on_cpu")
+    before = scored(model)
+    assert not any(calls.values())
+    monkeypatch.delenv(SWITCH)
+    after, layers = scored(model), model.config.num_hidden_layers
+    norms = (4 if qwen3 else 2) * layers + 1
+    assert calls == {"_feed_forward_on_cpu": layers, "_norm_on_cpu": norms, "_attention_on_cpu": layers}
+    assert_same(after, before)
+    assert not any("forward" in vars(each) for each in model.modules())
+
+
+@in_c
+def test_adapters_learn_as_before(monkeypatch):
+    add_adapters(model := small_model(), Lora(rank=2), seed=0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(1))
+    found = scored(model)
+    monkeypatch.setenv(SWITCH, "torch")
+    assert_same(found, scored(model))
+
+
+@in_c
+def test_what_the_kernels_cannot_compute_is_computed_as_before(monkeypatch):
+    """Widths that fill no vector, float64, autocast, and attention with dropout."""
+    odd = small_model(heads=3, key_heads=1, head_size=8, intermediate=90)  # 24 wide
+    double, dropped = small_model().double(), small_model().train()
+    for layer in dropped.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    scored(dropped)  # how it can be scored is tried once, with a random state of its own
+
+    def all_scored():
+        torch.manual_seed(0)
+        with_dropout = scored(dropped)
+        with torch.autocast("cpu", torch.bfloat16):
+            narrow = scored(small_model())
+        return [scored(odd), scored(double), narrow, with_dropout]
+
+    found = all_scored()
+    monkeypatch.setenv(SWITCH, "torch")
+    for ours, theirs in zip(found, all_scored(), strict=True):
+        assert_same(ours, theirs)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from ctypes import CFUNCTYPE, POINTER, Structure, byref, c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import CFUNCTYPE, POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,13 +12,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from grpo_pl.functional import native
 from grpo_pl.policy.library_internals import unwrap
 from grpo_pl.policy.weights import whole
 from grpo_pl.rollout.native.weights import linear_parts
 
-log = logging.getLogger(__name__)
 MOST_ROWS = 32
-"""Most rows that a thread of the kernel takes together, as in ``body.h``."""
+"""Most rows that a thread of the kernel takes together, as in ``decoding.h``."""
 _NO_MEMORY = 2
 
 
@@ -63,52 +61,16 @@ class _Request(Structure):
     )
 
 
-class _Kernel(Structure):
-    _fields_: ClassVar[Sequence[Any]] = (
-        ("name", c_char_p),
-        ("panel", c_int32),
-        ("lanes", c_int32),
-        ("supported", CFUNCTYPE(c_int32)),
-        ("pack", CFUNCTYPE(None, c_void_p, c_int32, c_int32, c_int32, c_void_p)),
-        ("rollout", CFUNCTYPE(c_int32, POINTER(_Model), POINTER(_Request))),
-        ("advance", CFUNCTYPE(c_int32, POINTER(_Model), c_void_p)),
-        ("multiply", CFUNCTYPE(None, POINTER(_Matrix), c_void_p, c_int32, c_void_p)),
-    )
-
-
 @cache
 def built_kernels(library: Path | None = None) -> dict[str, DecodeKernel]:
-    """The kernels that were built and that this processor supports, the fastest one first; none without a compiler.
-
-    Args:
-        library: by default what the installation has built.
-    """
-    found = [library] if library else sorted(Path(__file__).parent.glob("_decode.*"))
-    if not found:
-        return {}
-    try:
-        look_up = ctypes.CDLL(str(found[0])).grpo_pl_kernel_2
-    except AttributeError:  # an editable installation whose sources are newer
-        log.warning("The decode kernel was built from another version, and torch draws: run `pip install` again.")
-        return {}
-    except OSError as error:  # built for another processor or system: a home that several machines share
-        log.warning("The decode kernel %s does not load, and torch draws: %s", found[0].name, error)
-        return {}
-    look_up.argtypes, look_up.restype = [c_int32], POINTER(_Kernel)
-    kernels: dict[str, DecodeKernel] = {}
-    n = 0
-    while pointer := look_up(n):
-        if pointer.contents.supported():
-            kernel = DecodeKernel(pointer.contents)
-            kernels[kernel.name] = kernel
-        n += 1
-    return kernels
+    """`functional.native.built_kernels`, as this module uses them."""
+    return {name: DecodeKernel(functions) for name, functions in native.built_kernels(library).items()}
 
 
 class DecodeKernel:
     """The kernel for one instruction set."""
 
-    def __init__(self, functions: _Kernel) -> None:
+    def __init__(self, functions: native.Kernels) -> None:
         self._functions = functions
         self.name, self.panel, self.lanes = functions.name.decode(), int(functions.panel), int(functions.lanes)
 
@@ -138,7 +100,7 @@ class DecodeKernel:
             raise MemoryError(f"keys and values of {rows} rows of up to {columns} tokens do not fit into memory.")
 
     def advance(self, policy: PackedPolicy, batch: Structure) -> None:
-        """``advance`` of ``decode.h``, with a ``struct batch``."""
+        """``advance`` of ``library.h``, with a ``struct batch``."""
         if self._functions.advance(byref(policy.fields), byref(batch)) == _NO_MEMORY:
             raise MemoryError("the decode kernel has no memory for the activations of its rows.")
 
@@ -146,7 +108,7 @@ class DecodeKernel:
 class PackedMatrix:
     """Matrices (out, in) with one input, and their biases, below one another as the kernel reads them."""
 
-    def __init__(self, kernel: _Kernel, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
+    def __init__(self, kernel: native.Kernels, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
         outputs, inputs = sum(map(len, weights)), weights[0].shape[1]
         panels = -(-outputs // kernel.panel)
         self._panels = torch.empty(panels, inputs, kernel.panel, dtype=torch.float32)
@@ -211,7 +173,7 @@ class PackedPolicy:
             self.fields.cosines, self.fields.sines = (_pointer(each, (self.columns, half)) for each in self._turns)
 
     def cache_size(self, columns: int) -> int:
-        """Numbers in the keys and values of so many tokens, whole panels of them, as ``body.h`` lays them out."""
+        """Numbers in the keys and values of so many tokens, whole panels of them, as ``decoding.h`` lays them out."""
         size = self.fields.head_size
         values = -(-size // self.value_panel) * self.value_panel
         return columns * self.fields.layers * self.fields.key_heads * (size + values)

@@ -15,6 +15,7 @@ import torch
 import yaml
 
 from grpo_pl.cli.commands.plan import plan
+from grpo_pl.functional.native import training_kernels
 from grpo_pl.rollout.native.decode_kernel import built_kernels
 from grpo_pl.rollout.native.decoder_choice import TORCH, default_decoder
 from grpo_pl.tools.memory import (
@@ -28,7 +29,7 @@ from grpo_pl.tools.memory import (
     teacher_bytes,
     token_budget,
 )
-from grpo_pl.tools.plan import kernel_of, meta_model, on_kernels_of_gpus, resolved_settings, workload
+from grpo_pl.tools.plan import fused_on, kernel_of, meta_model, resolved_settings, workload
 from grpo_pl.training.microbatches import MOST_TOKENS, MOST_TOKENS_ON_CPU
 
 MIB = 2**20
@@ -95,24 +96,31 @@ def test_parts_of_a_small_model_by_hand() -> None:
 
 
 def test_the_kernels_of_gpus_keep_less_for_the_backward_pass() -> None:
-    tokens, plain = 2 * 5 + 8 * 10, memory_plan(SHAPE, _with(fused=True)).update
+    tokens, plain = 2 * 5 + 8 * 10, memory_plan(SHAPE, _with(fused="gpu")).update
     block = 8 * (2 + 2) + 4 * 8 + 2 * 4 + 3 * 16
     assert plain["activations"] == tokens * (3 * block * 4 + 3 * 8 * 4)
     assert plain["LM head"] == 90 * 20 * 4 + 20 * 8 * (4 + 4)  # logits; the gradient, and a part of it
-    mixed = memory_plan(SHAPE, _with(fused=True, compute_bytes=2)).update
+    mixed = memory_plan(SHAPE, _with(fused="gpu", compute_bytes=2)).update
     block = 8 * (2 * 4 + 5 * 2) + (4 * 8 + 2 * 4 + 3 * 16) * 2
     assert mixed["activations"] == tokens * (3 * block + 3 * 8 * 4)
     assert mixed["LM head"] == 90 * 20 * 2 + 20 * 8 * (4 + 2 + 2)  # and the weight in bfloat16
 
 
+def test_the_kernels_of_cpus_keep_neither_turned_heads_nor_parts_of_norms() -> None:
+    tokens, update = 2 * 5 + 8 * 10, memory_plan(SHAPE, _with(fused="cpu")).update
+    assert update["activations"] == tokens * (3 * (4 * 8 + 2 * 8 + 2 * 4 + 3 * 16) * 4 + 3 * 8 * 4)
+    assert update["LM head"] == memory_plan(SHAPE, WORK).update["LM head"]
+
+
 def test_a_plan_knows_which_policies_are_fused() -> None:
     parts = resolved_settings(["configs/quickstart.yaml"])
     work, model = workload(parts, gpus=1, prompt_tokens=8), meta_model(parts)
-    assert not on_kernels_of_gpus(parts, work, model)  # on a CPU
+    assert fused_on(parts, work, model) == ("cpu" if training_kernels() else "none")
+    assert fused_on(parts, replace(work, compute_bytes=2), model) == "none"  # the kernels in C compute in float32
     work = replace(work, in_main_memory=False)
-    assert on_kernels_of_gpus(parts, work, model)
+    assert fused_on(parts, work, model) == "gpu"
     parts.model.sampling.sampling_mask = True
-    assert not on_kernels_of_gpus(parts, work, model)
+    assert fused_on(parts, work, model) == "none"
 
 
 def test_fsdp_cuts_what_is_kept_and_gathers_for_the_rollout() -> None:

@@ -258,16 +258,16 @@ def test_weights_of_several_types_go_to_torch(monkeypatch):
     assert name == "torch" and reason == "computes in float32 on CPUs, and the policy in float32 and float64 on cpu"
 
 
-def test_a_library_that_does_not_load_leaves_the_draws_to_torch(tmp_path, caplog):
-    (tmp_path / "_decode.so").write_bytes(b"of another machine")
-    assert built_kernels(tmp_path / "_decode.so") == {}
-    assert "_decode.so does not load, and torch draws" in caplog.text
+def test_a_library_that_does_not_load_leaves_the_work_to_torch(tmp_path, caplog):
+    (tmp_path / "_kernels.so").write_bytes(b"of another machine")
+    assert built_kernels(tmp_path / "_kernels.so") == {}
+    assert "_kernels.so does not load, and torch computes" in caplog.text
 
 
 # --- other builds -----------------------------------------------------------------------------------------------------
 
-BESIDE = [str(Path(__file__).with_name("test_kernel_slots.py"))]
-CSRC = ROOT / "grpo_pl/rollout/native/csrc"
+BESIDE = [str(Path(__file__).with_name("test_kernel_slots.py")), str(ROOT / "tests/functional/test_native.py")]
+CSRC = ROOT / "grpo_pl/csrc"
 COMPILER = os.environ.get("CC", "gcc")
 builds_anew = pytest.mark.skipif(
     bool(LIBRARY) or shutil.which(COMPILER) is None, reason="runs these tests again, with another build of the kernel"
@@ -275,18 +275,18 @@ builds_anew = pytest.mark.skipif(
 
 
 @builds_anew
-def test_a_library_of_another_version_leaves_the_draws_to_torch(tmp_path, caplog):
+def test_a_library_of_another_version_leaves_the_work_to_torch(tmp_path, caplog):
     """As in an editable installation, whose sources change without a build: its structures have other fields."""
     (tmp_path / "old.c").write_text("const void *grpo_pl_kernel(int n) { return 0; }")
-    library = tmp_path / "_decode.so"
+    library = tmp_path / "_kernels.so"
     subprocess.run([COMPILER, "-shared", "-fPIC", str(tmp_path / "old.c"), "-o", str(library)], check=True)
     assert built_kernels(library) == {}
-    assert "built from another version, and torch draws" in caplog.text
+    assert "built from another version, and torch computes" in caplog.text
 
 
 def _tested_again(sources: Path, library: Path, *flags: str, **environment: str) -> None:
     """These tests, in a process whose kernels are built with ``flags``."""
-    files = [str(sources / name) for name in ("decode.c", "avx512.c", "avx2.c", "baseline.c")]
+    files = [str(sources / name) for name in ("library.c", "avx512.c", "avx2.c", "baseline.c")]
     shared = ["-std=gnu11", "-fPIC", "-shared", "-pthread", *flags]
     subprocess.run([COMPILER, *shared, *files, "-lm", "-o", str(library)], check=True, capture_output=True)
     done = subprocess.run(
@@ -313,7 +313,7 @@ def test_sanitizers_find_nothing(tmp_path):
         pytest.skip("the compiler comes without sanitizers")
     _tested_again(
         CSRC,
-        tmp_path / "_decode.so",
+        tmp_path / "_kernels.so",
         *("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
         LD_PRELOAD=f"{_runtime('libasan.so')} {_runtime('libstdc++.so')}",  # whose exceptions libasan looks up at once
         ASAN_OPTIONS=f"detect_leaks=0:log_path={tmp_path / 'found'}",
@@ -330,5 +330,5 @@ def test_the_kernel_of_sixteen_lanes_is_right_where_two_vectors_of_eight_make_on
     lowered = re.sub(r'"avx512f,[^"]*"', '"avx2,fma"', text)
     lowered = re.sub(r"return __builtin_cpu_supports[^;]*;", "return 1;", lowered)
     (sources / "avx512.c").write_text(lowered)
-    _tested_again(sources, tmp_path / "_decode.so", "-O2", "-Wno-psabi")
-    assert next(iter(built_kernels(tmp_path / "_decode.so"))) == "avx512"
+    _tested_again(sources, tmp_path / "_kernels.so", "-O2", "-Wno-psabi")
+    assert next(iter(built_kernels(tmp_path / "_kernels.so"))) == "avx512"

@@ -1,4 +1,4 @@
-/* The decode kernel for x86-64 processors with AVX-512: 32 registers of 16 floats. */
+/* The kernels for x86-64 processors with AVX-512: 32 registers of 16 floats. */
 #if defined(__x86_64__)
 #ifdef __clang__
 #pragma clang attribute push(__attribute__((target("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma"))), apply_to = function)
@@ -8,7 +8,9 @@
 #define LANES 16
 #define VECTORS 2
 #define TILE 12
-#include "body.h"
+#include "vectors.h"
+#include "decoding.h"
+#include "training.h"
 
 static int supported(void)
 {
@@ -16,7 +18,8 @@ static int supported(void)
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("fma");
 }
 
-const struct kernel kernel_avx512 = {"avx512", PANEL, LANES, supported, pack, rollout, advance, multiply_alone};
+const struct kernel kernel_avx512 = {"avx512", PANEL, LANES, supported, pack, rollout, advance, multiply_alone, attend_packed,
+    norm_rows, gate_numbers};
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

@@ -1,9 +1,10 @@
-/* What Python hands to the decode kernel and gets back; `decode_kernel.py` mirrors these structures field by field.
+/* What Python hands to the kernels and gets back; `functional/native.py` and `rollout/native/decode_kernel.py` mirror
+ * these structures field by field.
  *
- * Tensors are float32 and contiguous. A matrix lies in panels, as `body.h` explains. Python checks every size and index
- * before the call: nothing is checked here. */
-#ifndef GRPO_PL_DECODE_H
-#define GRPO_PL_DECODE_H
+ * Tensors are float32 and contiguous. A matrix lies in panels, as `decoding.h` explains. Python checks every size and
+ * index before the call: nothing is checked here. */
+#ifndef GRPO_PL_LIBRARY_H
+#define GRPO_PL_LIBRARY_H
 
 #include <stdint.h>
 
@@ -85,6 +86,49 @@ struct batch {
     int32_t *lengths;  /* (sequences), zeros: how many tokens each has drawn in this call */
 };
 
+/* Calls `work(data)` in so many threads at once, this one among them: GOMP_parallel of the OpenMP that torch computes with,
+ * since two pools of threads would take the processors from each other. */
+typedef void parallel(void (*work)(void *), void *data, unsigned threads, unsigned flags);
+
+/* Causal attention of packed tokens: each sequence looks at its prompt and itself, each prompt at itself. Queries and keys
+ * are turned by the rotary embedding on the way. */
+struct attention {
+    int32_t prompts, query_heads, key_heads, head_size, threads;
+    float scale;
+    parallel *run;                                 /* may be NULL where threads is 1 */
+    const int64_t *prompt_starts, *prompt_lengths; /* (prompts) its packed tokens */
+    const int64_t *first_sequence;                 /* (prompts + 1) */
+    const int64_t *starts, *lengths;               /* (sequences) */
+    const float *query;                            /* (tokens, query_heads, head_size) */
+    const float *key, *value;                      /* (tokens, key_heads, head_size) */
+    const float *cosines, *sines;                  /* (tokens, head_size), of which both halves are equal */
+    float *out;                                    /* like query */
+    float *sums;                                   /* (tokens, query_heads), log of the sum of e^score */
+    const float *grad;                             /* of out; NULL computes out and sums, else these are read */
+    float *to_query, *to_key, *to_value;           /* gradients */
+};
+
+struct norm {
+    int64_t rows;
+    int32_t width, threads; /* width: a multiple of 16 */
+    float epsilon;
+    parallel *run;
+    const float *x, *weight;  /* (rows, width), (width) */
+    float *y, *factors;       /* (rows, width), (rows) */
+    const float *grad;        /* of y; NULL computes y and factors, else factors are read */
+    float *to_x, *to_weights; /* (rows, width); (rows / 64 rounded up, width), of which the first is the gradient */
+};
+
+struct gate {
+    int64_t size; /* a multiple of 16 */
+    int32_t threads;
+    parallel *run;
+    const float *gate, *up; /* (size) */
+    float *y;
+    const float *grad; /* of y; NULL computes y */
+    float *to_gate, *to_up;
+};
+
 enum outcome { DONE = 0, STOPPED = 1, NO_MEMORY = 2 };
 
 struct kernel { /* the same code for one instruction set */
@@ -95,6 +139,9 @@ struct kernel { /* the same code for one instruction set */
     int32_t (*rollout)(const struct model *, const struct request *);
     int32_t (*advance)(const struct model *, const struct batch *);
     void (*multiply)(const struct matrix *, const float *x, int32_t rows, float *y); /* y has whole panels */
+    int32_t (*attend)(const struct attention *);
+    int32_t (*normalize)(const struct norm *);
+    int32_t (*gate)(const struct gate *);
 };
 
 extern const struct kernel kernel_avx512, kernel_avx2, kernel_baseline;

@@ -1,10 +1,6 @@
 /* Draws from a Llama-family policy: prompts, decoding and the keyed race, whole rollouts or some tokens, for one vector
  * width.
  *
- * The file that includes this one says how wide vectors are (LANES floats), how many of them make a panel (VECTORS), and
- * how many rows a tile of the product has (TILE), so that TILE x VECTORS sums, one panel's weights and one number stay
- * in registers.
- *
  * Rows do not depend on each other, given the weights. So each thread takes some rows through all layers, all tokens
  * and the draw, and takes the next waiting row when one of its own ends; threads never wait for each other. A row's
  * numbers are added up in the same order whoever its neighbours are: its bits do not depend on the number of threads.
@@ -14,16 +10,6 @@
  * multiplied with a panel's PANEL weights at once. Cached keys and values are panels as well, so that attention is two
  * products: scores are queries times keys (columns are the outputs), and what is found is weights times values (columns
  * are the inputs). */
-#include <pthread.h>
-#include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
-#include <math.h>
-#include <time.h>
-
-#include "decode.h"
-
-#define PANEL (VECTORS * LANES)
 #define PREFILLED 64  /* most tokens of a prompt that pass the layers together */
 #define MOST_ROWS 32  /* most rows that a thread takes together */
 #define FEWER_ROWS 16 /* the same where the weights of a layer are few, so that caches matter more: measured on Zen 4 */
@@ -32,86 +18,6 @@
 #define SLICE 1024    /* tokens of the vocabulary that are raced at once: their logits stay in the cache */
 #define RACED 2       /* vectors of tokens that are raced together: SLICE and panels are whole numbers of them */
 #define ASK_EVERY 0.02 /* seconds between two calls into Python */
-
-#ifdef __clang__
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL _Pragma("GCC unroll 16") /* without it GCC keeps the sums of a tile in memory */
-#endif
-#define INLINE static inline __attribute__((always_inline))
-
-typedef float vec __attribute__((vector_size(4 * LANES)));
-typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
-typedef uint32_t uvec __attribute__((vector_size(4 * LANES)));
-typedef float loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias)); /* anywhere in memory */
-
-INLINE vec load(const float *from) { return *(const loose *)from; }
-INLINE void store(float *to, vec x) { *(loose *)to = x; }
-INLINE vec all(float x) { return x - (vec){0}; }
-INLINE vec choose(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) | (~mask & (ivec)no)); }
-INLINE vec larger(vec a, vec b) { return choose(a > b, a, b); }
-
-/* Vectors are folded by quarters of four lanes, since a chain over all lanes would take longer than the work before it. */
-typedef float quad __attribute__((vector_size(16)));
-typedef int64_t pair __attribute__((vector_size(16)));
-union lanes {
-    vec v;
-    ivec i;
-    quad q[LANES / 4];
-    pair p[LANES / 4];
-};
-
-INLINE int any(ivec mask)
-{
-    union lanes all = {.i = mask};
-    UNROLL for (int i = 1; i < LANES / 4; i++) all.p[0] |= all.p[i];
-    return (all.p[0][0] | all.p[0][1]) != 0;
-}
-
-INLINE float largest(vec x)
-{
-    union lanes all = {.v = x};
-    float most[4];
-    UNROLL for (int i = 1; i < LANES / 4; i++)
-        UNROLL for (int j = 0; j < 4; j++) all.q[0][j] = all.q[i][j] > all.q[0][j] ? all.q[i][j] : all.q[0][j];
-    UNROLL for (int j = 0; j < 4; j++) most[j] = all.q[0][j];
-    for (int j = 0; j < 2; j++) most[j] = most[j + 2] > most[j] ? most[j + 2] : most[j];
-    return most[1] > most[0] ? most[1] : most[0];
-}
-
-INLINE float total(vec x)
-{
-    union lanes all = {.v = x};
-    UNROLL for (int i = 1; i < LANES / 4; i++) all.q[0] += all.q[i];
-    return (all.q[0][0] + all.q[0][2]) + (all.q[0][1] + all.q[0][3]);
-}
-
-static int smaller(int a, int b) { return a < b ? a : b; }
-static size_t larger_size(size_t a, size_t b) { return a > b ? a : b; }
-static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
-
-/* Floats from one row of `n` numbers to the next: whole panels, and not a power of two, which would put all rows into the
- * same places of the cache. */
-static size_t stride(size_t n) { return round_up(n, 64) + 16; }
-
-/* ---- functions of vectors ---------------------------------------------------------------------------------------- */
-
-/* e^x to 1e-7: e^x = 2^n e^r with |r| <= log(2) / 2, and a polynomial for e^r (Cephes, expf). 2e-38 below -87, NaN
- * where x is; x < 88. */
-INLINE vec exponential(vec x)
-{
-    const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, held in the low bits */
-    vec y = choose(x < -87.0f, all(-87.0f), x), shifted = y * 1.44269504f + shift, n = shifted - shift;
-    vec r = y - n * 0.693359375f;
-    r = r + n * 2.12194440e-4f;
-    vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + (r + 1.0f);
-    return (vec)((uvec)p + ((uvec)shifted << 23)); /* the exponent of p, which is near 1, is raised by n */
-}
 
 /* -log(1 - u) for 0 < u < 1, to float32's precision where u is small as well (Cephes, logf; 1 - u is rounded, and what
  * rounding took is put back). */
@@ -135,62 +41,12 @@ INLINE vec arrival_time(vec u)
     return -((f + low) + n * 0.693359375f);
 }
 
-/* ---- products ---------------------------------------------------------------------------------------------------- */
-
-/* y (rows, outputs) = x (rows, in) times one panel, plus the bias, plus what is there if `add`; `rows` and `vectors`, the
- * width of the panel, are constants. */
-INLINE void tile(const int rows, const int vectors, const float *panel, int in, const float *x, size_t x_stride, float *y,
-                 size_t y_stride, const float *bias, int add)
-{
-    vec sum[TILE][VECTORS];
-    UNROLL for (int r = 0; r < rows; r++) {
-        UNROLL for (int v = 0; v < vectors; v++) sum[r][v] = (vec){0};
-    }
-    for (int k = 0; k < in; k++, panel += vectors * LANES) {
-        vec weight[VECTORS];
-        UNROLL for (int v = 0; v < vectors; v++) weight[v] = load(panel + v * LANES);
-        UNROLL for (int r = 0; r < rows; r++) {
-            vec input = all(x[r * x_stride + k]);
-            UNROLL for (int v = 0; v < vectors; v++) sum[r][v] += input * weight[v];
-        }
-    }
-    UNROLL for (int r = 0; r < rows; r++) {
-        UNROLL for (int v = 0; v < vectors; v++) {
-            float *to = y + r * y_stride + v * LANES;
-            vec value = sum[r][v];
-            if (bias != NULL) value += load(bias + v * LANES);
-            if (add) value += load(to);
-            store(to, value);
-        }
-    }
-}
-
-/* y (rows, out) = x (rows, in) times a matrix of panels that lie `panel_stride` floats apart. Rows are spread evenly over
- * the tiles; each panel meets all of them before the next one is read. */
-INLINE void product_of(const int vectors, const float *panels, size_t panel_stride, int in, int out, const float *x,
-                       size_t x_stride, int rows, float *y, size_t y_stride, const float *bias, int add)
-{
-    int tiles = (rows + TILE - 1) / TILE;
-    for (int o = 0; o < out; o += vectors * LANES, panels += panel_stride) {
-        for (int t = 0; t < tiles; t++) {
-            int first = (int)((int64_t)rows * t / tiles), last = (int)((int64_t)rows * (t + 1) / tiles);
-            const float *from = x + first * x_stride, *offset = bias == NULL ? NULL : bias + o;
-            float *to = y + first * y_stride + o;
-#define TILE_OF(n) case n: tile(n, vectors, panels, in, from, x_stride, to, y_stride, offset, add); break;
-            switch (last - first) {
-                TILE_OF(1) TILE_OF(2) TILE_OF(3) TILE_OF(4) TILE_OF(5) TILE_OF(6)
-#if TILE > 6
-                TILE_OF(7) TILE_OF(8) TILE_OF(9) TILE_OF(10) TILE_OF(11) TILE_OF(12)
-#endif
-            }
-        }
-    }
-}
+/* ---- products of panels ------------------------------------------------------------------------------------------- */
 
 static __attribute__((noinline)) void product(const float *panels, size_t panel_stride, int in, int out, const float *x, size_t x_stride, int rows,
                     float *y, size_t y_stride, const float *bias, int add)
 {
-    product_of(VECTORS, panels, panel_stride, in, out, x, x_stride, rows, y, y_stride, bias, add);
+    product_of(VECTORS, panels, panel_stride, PANEL, in, out, x, x_stride, 1, rows, y, y_stride, bias, add);
 }
 
 static void multiply(const struct matrix *m, const float *x, size_t x_stride, int rows, float *y, size_t y_stride, int add)
@@ -361,12 +217,12 @@ static void rotate(float *restrict head, const float *restrict cosines, const fl
     }
 }
 
-/* scores -> e^(score - largest), of `n` (whole vectors); their sum. */
-static float weigh(float *scores, size_t n)
+/* scores -> e^(score - largest), of `n` (whole vectors); their sum, and the largest. */
+static float weigh(float *scores, size_t n, float *top_score)
 {
     vec most = load(scores), sum = (vec){0};
     for (size_t i = LANES; i < n; i += LANES) most = larger(load(scores + i), most);
-    vec top = all(largest(most));
+    vec top = all(*top_score = largest(most));
     for (size_t i = 0; i < n; i += LANES) {
         vec weight = exponential(load(scores + i) - top);
         store(scores + i, weight);
@@ -386,7 +242,8 @@ static void weighted(const struct model *m, struct cache c, int layer, int head,
 {
     const float *values = values_of(m, c, layer, head);
     if (m->head_size <= LANES)
-        product_of(1, values, 0, columns, LANES, weights, weight_stride, queries, found, found_stride, NULL, add);
+        product_of(1, values, 0, LANES, columns, LANES, weights, weight_stride, 1, queries, found, found_stride, NULL,
+                   add);
     else
         product(values, c.columns * PANEL, columns, m->head_size, weights, weight_stride, queries, found, found_stride, NULL,
                 add);
@@ -419,7 +276,8 @@ static void look(const struct model *m, struct work *w, int layer, int head, int
         for (int g = 0; g < group; g++, scores += w->score_stride) {
             hide(scores, place[r].seen, behind);
             hide(scores, behind + own, end);
-            sums[r * group + g] = weigh(scores, end);
+            float top;
+            sums[r * group + g] = weigh(scores, end, &top);
         }
     }
     weighted(m, place->shared, layer, head, shared, w->scores, w->score_stride, queries, w->found, w->head_stride, 0);
