@@ -6,6 +6,7 @@
  * in the order of the units: no bit depends on the number of threads. */
 
 #define QUERIES 48   /* rows of queries that look at a sequence together */
+#define COLUMNS 256  /* tokens that gradients pass together: their keys and values stay in the cache */
 #define NORM_ROWS 64 /* rows of a norm in a unit */
 #define GATED 8192   /* numbers of a gate in a unit */
 
@@ -33,11 +34,11 @@ static int32_t in_units(void (*work)(void *), const void *call, int64_t count, i
 struct view {
     const struct attention *a;
     int head;
-    size_t row, across;                           /* floats from one row to the next, and of one with a token a column */
+    size_t row, across, scored; /* floats from one row to the next, of one with a token a column, and of scores */
     float *keys, *values, *keys_across, *values_across;
-    float *to_keys, *to_values;                   /* gradients of the rows */
-    float *queries, *grads, *found;               /* QUERIES rows of a head */
-    float *weights, *slopes;                      /* QUERIES rows of tokens */
+    float *to_keys, *to_values;     /* gradients of the rows */
+    float *queries, *grads, *found; /* QUERIES rows of a head */
+    float *weights, *slopes;        /* QUERIES rows of scores */
     void *memory;
 };
 
@@ -56,7 +57,8 @@ static int open_view(struct view *v, const struct attention *a)
             columns = larger_size(columns, a->prompt_lengths[p] + a->lengths[s]);
     }
     *v = (struct view){.a = a, .row = stride(size), .across = stride(columns)};
-    float *next = zeros(4 * columns * v->row + 2 * size * v->across + queries * (3 * v->row + 2 * v->across), &v->memory);
+    v->scored = a->grad == NULL ? v->across : stride(COLUMNS);
+    float *next = zeros(4 * columns * v->row + 2 * size * v->across + queries * (3 * v->row + 2 * v->scored), &v->memory);
     if (v->memory == NULL) return 0;
     v->keys = next, next += columns * v->row;
     v->values = next, next += columns * v->row;
@@ -67,7 +69,7 @@ static int open_view(struct view *v, const struct attention *a)
     v->queries = next, next += queries * v->row;
     v->grads = next, next += queries * v->row;
     v->found = next, next += queries * v->row;
-    v->weights = next, next += queries * v->across;
+    v->weights = next, next += queries * v->scored;
     v->slopes = next;
     return 1;
 }
@@ -120,7 +122,7 @@ static void write_gradients(struct view *v, int64_t token, int64_t count, size_t
 /* y (rows, columns) = x (rows, head_size) times what lies across. */
 static void across(const struct view *v, const float *panels, const float *x, int rows, size_t columns, float *y)
 {
-    product_of(VECTORS, panels, PANEL, v->across, v->a->head_size, (int)columns, x, v->row, 1, rows, y, v->across, NULL, 0);
+    product_of(VECTORS, panels, PANEL, v->across, v->a->head_size, (int)columns, x, v->row, 1, rows, y, v->scored, NULL, 0);
 }
 
 /* y (rows, head_size) = x (rows, inner) times rows (inner, head_size), plus what is there if `add`; numbers of x are
@@ -142,16 +144,29 @@ static int64_t query_at(const struct view *v, int64_t token, int query)
     return (token + query / group) * v->a->query_heads + v->head * group + query % group;
 }
 
-static void find(struct view *v, int64_t token, int queries, size_t columns)
+/* The scores of the queries and some columns of the view, of which the first own one of `token` is `own`: those of a token
+ * and the ones behind it are hidden from the tokens before it. */
+static void score_columns(struct view *v, size_t from, size_t columns, int queries, size_t own)
+{
+    int group = v->a->query_heads / v->a->key_heads;
+    across(v, v->keys_across + from, v->queries, queries, columns, v->weights);
+    for (int q = 0; q < queries; q++) {
+        size_t seen = own + q / group + 1;
+        hide(v->weights + q * v->scored, seen > from ? seen - from : 0, round_up(columns, LANES));
+    }
+}
+
+static void find(struct view *v, int64_t token, int queries, size_t columns, size_t own)
 {
     const struct attention *a = v->a;
     float factors[queries];
+    score_columns(v, 0, columns, queries, own);
     for (int q = 0; q < queries; q++) {
-        float *weights = v->weights + q * v->across, top, sum = weigh(weights, round_up(columns, LANES), &top);
+        float *weights = v->weights + q * v->scored, top, sum = weigh(weights, round_up(columns, LANES), &top);
         a->sums[query_at(v, token, q)] = top + logf(sum);
         factors[q] = 1.0f / sum;
     }
-    along(v, v->values, (int)columns, v->weights, v->across, 1, queries, v->found, 0);
+    along(v, v->values, (int)columns, v->weights, v->scored, 1, queries, v->found, 0);
     for (int q = 0; q < queries; q++) {
         float *to = a->out + query_at(v, token, q) * a->head_size, *from = v->found + q * v->row;
         for (int d = 0; d < a->head_size; d++) to[d] = from[d] * factors[q];
@@ -159,31 +174,36 @@ static void find(struct view *v, int64_t token, int queries, size_t columns)
 }
 
 /* With weights w, values v and what is found, o = sum w v: d w = w (do v' - do o), since weights add up to 1. */
-static void find_back(struct view *v, int64_t token, int queries, size_t columns)
+static void find_back(struct view *v, int64_t token, int queries, size_t columns, size_t own)
 {
     const struct attention *a = v->a;
-    int size = a->head_size;
-    for (int q = 0; q < queries; q++)
-        memcpy(v->grads + q * v->row, a->grad + query_at(v, token, q) * size, size * sizeof(float));
-    across(v, v->values_across, v->grads, queries, columns, v->slopes);
+    int size = a->head_size, group = a->query_heads / a->key_heads;
+    float sums[queries], means[queries];
     for (int q = 0; q < queries; q++) {
-        float *weights = v->weights + q * v->across, *slopes = v->slopes + q * v->across;
-        const float *grad = v->grads + q * v->row, *out = a->out + query_at(v, token, q) * size;
-        float sum = a->sums[query_at(v, token, q)], mean = 0.0f;
-        for (int d = 0; d < size; d++) mean += grad[d] * out[d];
-        for (size_t c = 0; c < columns; c += LANES) {
-            vec weight = exponential(load(weights + c) - sum);
-            store(weights + c, weight);
-            store(slopes + c, weight * (load(slopes + c) - mean));
-        }
+        int64_t at = query_at(v, token, q);
+        const float *out = a->out + at * size, *grad = memcpy(v->grads + q * v->row, a->grad + at * size, size * sizeof(float));
+        sums[q] = a->sums[at], means[q] = 0.0f;
+        for (int d = 0; d < size; d++) means[q] += grad[d] * out[d];
     }
-    along(v, v->grads, queries, v->weights, 1, v->across, (int)columns, v->to_values, 1);
-    along(v, v->queries, queries, v->slopes, 1, v->across, (int)columns, v->to_keys, 1);
-    along(v, v->keys, (int)columns, v->slopes, v->across, 1, queries, v->found, 0);
+    for (size_t from = 0; from < columns; from += COLUMNS) {
+        size_t count = columns - from < COLUMNS ? columns - from : COLUMNS;
+        score_columns(v, from, count, queries, own);
+        across(v, v->values_across + from, v->grads, queries, count, v->slopes);
+        for (int q = 0; q < queries; q++) {
+            float *weights = v->weights + q * v->scored, *slopes = v->slopes + q * v->scored;
+            for (size_t c = 0; c < count; c += LANES) {
+                vec weight = exponential(load(weights + c) - sums[q]);
+                store(weights + c, weight);
+                store(slopes + c, weight * (load(slopes + c) - means[q]));
+            }
+        }
+        along(v, v->grads, queries, v->weights, 1, v->scored, (int)count, v->to_values + from * v->row, 1);
+        along(v, v->queries, queries, v->slopes, 1, v->scored, (int)count, v->to_keys + from * v->row, 1);
+        along(v, v->keys + from * v->row, (int)count, v->slopes, v->scored, 1, queries, v->found, from > 0);
+    }
     for (int q = 0; q < queries; q++) {
-        float *from = v->found + q * v->row;
-        turn(from, a, token + q / (a->query_heads / a->key_heads), -1.0f);
-        float *to = a->to_query + query_at(v, token, q) * size;
+        float *from = v->found + q * v->row, *to = a->to_query + query_at(v, token, q) * size;
+        turn(from, a, token + q / group, -1.0f);
         for (int d = 0; d < size; d++) to[d] = from[d] * a->scale;
     }
 }
@@ -197,20 +217,16 @@ static void look_for(struct view *v, int64_t first, int64_t count, size_t before
     for (int64_t begin = 0; begin < count; begin += most) {
         int tokens = smaller(most, (int)(count - begin)), queries = tokens * group;
         int64_t token = first + begin;
-        size_t columns = before + begin + tokens;
         for (int q = 0; q < queries; q++) {
-            float *to = v->queries + q * v->row;
-            memcpy(to, a->query + query_at(v, token, q) * size, size * sizeof(float));
+            float *to = memcpy(v->queries + q * v->row, a->query + query_at(v, token, q) * size, size * sizeof(float));
             turn(to, a, token + q / group, 1.0f);
             for (int d = 0; d < size; d++) to[d] *= a->scale;
         }
-        across(v, v->keys_across, v->queries, queries, columns, v->weights);
-        for (int q = 0; q < queries; q++)
-            hide(v->weights + q * v->across, before + begin + q / group + 1, round_up(columns, LANES));
+        size_t own = before + begin;
         if (a->grad == NULL)
-            find(v, token, queries, columns);
+            find(v, token, queries, own + tokens, own);
         else
-            find_back(v, token, queries, columns);
+            find_back(v, token, queries, own + tokens, own);
     }
 }
 

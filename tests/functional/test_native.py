@@ -109,6 +109,13 @@ def test_attention_and_its_gradient_are_those_of_float64(prompts, lengths, heads
     assert_as_in_float64(PackedAttention.apply, reference, states, grad, wide=turns, further=further)
 
 
+def test_sequences_longer_than_what_gradients_pass_together():
+    """Gradients take 256 tokens of a sequence at a time."""
+    spans = spans_of([256, 200], [[257], [0, 320, 56]])
+    states, turns, grad = attention_case(spans, heads=3, key_heads=1, size=24)
+    assert_as_in_float64(PackedAttention.apply, reference, states, grad, wide=turns, further=(spans, 0.2))
+
+
 def test_scores_of_any_size_give_finite_attention():
     """Weights are relative to the largest score: e^1000 does not occur."""
     spans = spans_of([5], [[20, 3]])
