@@ -37,43 +37,35 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time the table below 
     from grpo_pl.rewards.sorting import SortingReward as SortingReward
 
 _DEFINED_IN = {
-    "CodeReward": "programs.code_reward",
-    "ColumnArithmeticReward": "process",
-    "CountdownReward": "number_puzzles",
-    "EnvironmentReward": "environment",
-    "ExactReward": "mathematics.math_reward",
-    "FormatReward": "format",
-    "FunctionReward": "function",
-    "JudgeReward": "judge",
-    "LanguageConsistencyReward": "language",
-    "LengthReward": "length",
-    "LenientAnswerReward": "mathematics.second_opinion",
-    "MathReward": "mathematics.math_reward",
-    "ModelReward": "model",
-    "PerSource": "per_source",
-    "ProcessModelReward": "process",
-    "ProcessReward": "process",
-    "ReasoningGymReward": "reasoning_gym",
-    "RepetitionReward": "length",
-    "Reward": "base",
-    "RubricReward": "rubric",
-    "Score": "base",
-    "SortingReward": "sorting",
-    "Status": "base",
-    "StepScores": "base",
-    "StrictAnswerReward": "mathematics.second_opinion",
-    "SubsetSumReward": "number_puzzles",
-    "boxed_or_block": "completion_text",
+    "base": "Reward Score Status StepScores",
+    "completion_text": "boxed_or_block",
+    "environment": "EnvironmentReward",
+    "format": "FormatReward",
+    "function": "FunctionReward",
+    "judge": "JudgeReward",
+    "language": "LanguageConsistencyReward",
+    "length": "LengthReward RepetitionReward",
+    "mathematics.math_reward": "ExactReward MathReward",
+    "mathematics.second_opinion": "LenientAnswerReward StrictAnswerReward",
+    "model": "ModelReward",
+    "number_puzzles": "CountdownReward SubsetSumReward",
+    "per_source": "PerSource",
+    "process": "ColumnArithmeticReward ProcessModelReward ProcessReward",
+    "programs.code_reward": "CodeReward",
+    "reasoning_gym": "ReasoningGymReward",
+    "rubric": "RubricReward",
+    "sorting": "SortingReward",
 }
-"""Public name -> the module of this package that defines it."""
+"""Module of this package -> its public names."""
+_MODULE_OF = {name: module for module, names in _DEFINED_IN.items() for name in names.split()}
 
-__all__ = [*_DEFINED_IN]
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _DEFINED_IN:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'grpo_pl.rewards' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"grpo_pl.rewards.{_DEFINED_IN[name]}"), name)
+    value = globals()[name] = getattr(import_module(f"grpo_pl.rewards.{_MODULE_OF[name]}"), name)
     return value
 
 

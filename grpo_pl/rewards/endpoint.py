@@ -7,21 +7,17 @@ import re
 import threading
 import time
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from grpo_pl.rewards.base import Reward
 
-if TYPE_CHECKING:
-    from openai import OpenAI
-
 K = TypeVar("K")
-T = TypeVar("T")
 
 _NAMED = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 _LOOKALIKES = frozenset("‹›«»≪≫≺≻⋖⋗〈〉⟨⟩《》⟪⟫❬❭❮❯❰❱⦑⦒⧼⧽⪡⪢⩹⩺˂˃˱˲ᐸᐳ")
@@ -45,10 +41,10 @@ def _escaped(character: str) -> str:
     return f"&#x{ord(character):X};" if unseen or looks_like else character
 
 
-class Reply(NamedTuple, Generic[T]):
+class Reply(NamedTuple):
     """The outcome of a question."""
 
-    verdict: T | None
+    verdict: bool | None
     """The decision of the model; None if there is none."""
     problem: str = ""
     """The reason why there is none."""
@@ -72,6 +68,8 @@ class AsksModel(Reward):
     """Further requests after one that failed or whose reply is no verdict."""
     concurrency: int = 8
     """Requests in flight at a time."""
+    max_tokens: int
+    """Most tokens of a reply."""
     check_remote: bool = False
     """Ask once before a run starts, so that an endpoint that does not answer as it should shows at once."""
 
@@ -94,52 +92,54 @@ class AsksModel(Reward):
     def asynchronous(self) -> bool:
         return True
 
-    def ask(self, questions: Sequence[K], ask_one: Callable[[OpenAI, K], Reply[T]]) -> dict[K, Reply[T]]:
-        """The reply to each question, at most ``concurrency`` at a time."""
+    def ask(
+        self,
+        system: str,
+        questions: Mapping[K, Mapping[str, str]],
+        read: Callable[[str], bool | None],
+        *,
+        before: Callable[[], str] = lambda: "",
+        **further: Any,
+    ) -> dict[K, Reply]:
+        """The reply to each question, at most ``concurrency`` at a time.
+
+        Args:
+            system: the instructions.
+            questions: the parts of each question, see `tagged`.
+            read: the verdict in a reply; None if it is none.
+            before: called before each request; a text is the reason not to send it.
+            further: more fields of the request.
+        """
         if not questions:
             return {}
         from openai import OpenAI
 
         key = os.environ.get(self.api_key_variable) or "none"
+        fields = {"model": self.model, "temperature": 0.0, "max_tokens": self.max_tokens, **further}
         with (
             OpenAI(api_key=key, base_url=self.base_url, timeout=self.time_limit_s, max_retries=0) as client,
             ThreadPoolExecutor(min(self.concurrency, len(questions))) as threads,
         ):
-            return dict(zip(questions, threads.map(partial(ask_one, client), questions), strict=True))
 
-    def decide(
-        self,
-        client: OpenAI,
-        system: str,
-        user: str,
-        *,
-        read: Callable[[str], T | None],
-        max_tokens: int,
-        before: Callable[[], str] = lambda: "",
-        **further: Any,
-    ) -> Reply[T]:
-        """Asks until a reply is a verdict, ``retries`` times again at most, each as long after a refusal as its
-        ``Retry-After`` says.
+            def ask_one(parts: Mapping[str, str]) -> Reply:
+                messages = [{"role": "system", "content": system}, {"role": "user", "content": tagged(parts)}]
+                return self._decide(partial(client.chat.completions.create, messages=messages, **fields), read, before)
 
-        Args:
-            read: the verdict in a reply; None if it is none.
-            before: called before each request; a text is the reason not to send it.
-            further: more fields of the request.
-        """
+            return dict(zip(questions, threads.map(ask_one, questions.values()), strict=True))
+
+    def _decide(self, send: Callable[[], Any], read: Callable[[str], bool | None], before: Callable[[], str]) -> Reply:
+        """Sends until a reply is a verdict, ``retries`` times again at most, each as long after a refusal as its
+        ``Retry-After`` says."""
         from openai import APIStatusError, OpenAIError
 
         problem, replied, wait = "", False, 0.0
-        messages: list[Any] = [{"role": "system", "content": system}, {"role": "user", "content": user}]
         for _ in range(self.retries + 1):
             time.sleep(wait)
             wait = 0.0
             if reason := before():
                 return Reply(None, reason)
             try:
-                response = client.chat.completions.create(
-                    model=self.model, messages=messages, temperature=0.0, max_tokens=max_tokens, **further
-                )
-                reply = response.choices[0].message.content or ""
+                reply = send().choices[0].message.content or ""
                 if not isinstance(reply, str):
                     raise TypeError(f"content is a {type(reply).__name__}")
             except APIStatusError as error:

@@ -29,7 +29,6 @@ class EnvironmentReward(Reward):
 
     trusted = True
     name: str = "environment"
-    """Key of this reward in metrics, tables and files."""
     weight: float = 1.0
     """Factor in the weighted sum of rewards."""
     correctness: bool = False

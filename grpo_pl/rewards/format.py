@@ -116,7 +116,6 @@ class FormatReward(PerCompletionReward):
 
     trusted = True
     name: str = "format"
-    """Key of this reward in metrics, tables and files."""
     partial: bool = False
     """Give credit for each tag instead of all or nothing."""
     require_box: bool = True

@@ -91,7 +91,6 @@ class FunctionReward(Reward):
     """
 
     name: str = "function"
-    """Key of this reward in metrics, tables and files."""
     function: str | Callable[..., Any]
     """``package.module.function``, ``package.module:function`` or ``path/to/file.py:function``; in Python also the
     function itself."""

@@ -6,14 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from grpo_pl.rewards.base import Columns, Score
 from grpo_pl.rewards.completion_text import boxed_or_block
-from grpo_pl.rewards.endpoint import LOCK, AsksModel, Reply, tagged
-
-if TYPE_CHECKING:
-    from openai import OpenAI
+from grpo_pl.rewards.endpoint import LOCK, AsksModel, Reply
 
 Key = tuple[str, str, str]  # question, gold answer, answer
 INSTRUCTIONS = (
@@ -44,9 +40,7 @@ class JudgeReward(AsksModel):
     """
 
     name: str = "judge"
-    """Key of this reward in metrics, tables and files."""
     max_tokens: int = 8
-    """Most tokens of a reply."""
     max_answer_chars: int = 1000
     """Longer answers are not judged (status ``too_long``)."""
     cache_size: int = 65_536
@@ -64,14 +58,14 @@ class JudgeReward(AsksModel):
         rows = zip(questions, answers, completions, strict=True)
         keys = [(str(question), gold, boxed_or_block(text)) for question, gold, text in rows]
         scores = {key: self._without_judge(key) for key in dict.fromkeys(keys)}
-        open_keys = [key for key, score in scores.items() if score is None]
-        if open_keys:
-            asked = {key: _score(reply) for key, reply in self.ask(open_keys, self._ask).items()}
-            scores.update(asked)
-            with LOCK:
-                self._cache.update((key, score) for key, score in asked.items() if score in (_SAME, _DIFFERENT))
-                for oldest in list(islice(self._cache, max(0, len(self._cache) - self.cache_size))):
-                    del self._cache[oldest]
+        names = ("question", "reference", "candidate")
+        questions = {key: dict(zip(names, key, strict=True)) for key, score in scores.items() if score is None}
+        asked = {key: _score(reply) for key, reply in self.ask(INSTRUCTIONS, questions, _verdict).items()}
+        scores.update(asked)
+        with LOCK:
+            self._cache.update((key, score) for key, score in asked.items() if score in (_SAME, _DIFFERENT))
+            for oldest in list(islice(self._cache, max(0, len(self._cache) - self.cache_size))):
+                del self._cache[oldest]
         return [score for key in keys if (score := scores[key]) is not None]
 
     def _without_judge(self, key: Key) -> Score | None:
@@ -86,17 +80,13 @@ class JudgeReward(AsksModel):
             return Score(1.0, "ok", "same text")
         return self._cache.get(key)
 
-    def _ask(self, client: OpenAI, key: Key) -> Reply[bool]:
-        parts = dict(zip(("question", "reference", "candidate"), key, strict=True))
-        return self.decide(client, INSTRUCTIONS, tagged(parts), read=_verdict, max_tokens=self.max_tokens)
-
 
 def _verdict(reply: str) -> bool | None:
     found = _VERDICT.fullmatch(reply)
     return None if found is None else found[1].upper() == "SAME"
 
 
-def _score(reply: Reply[bool]) -> Score:
+def _score(reply: Reply) -> Score:
     if reply.verdict is not None:
         return _SAME if reply.verdict else _DIFFERENT
     return Score(0.0, "wrong", reply.problem) if reply.replied else Score(None, "unavailable", reply.problem)

@@ -101,7 +101,6 @@ class LanguageConsistencyReward(PerCompletionReward):
 
     trusted = True
     name: str = "language"
-    """Key of this reward in metrics, tables and files."""
     language: Language = "en"
     """Target language, by its ISO 639-1 code."""
 

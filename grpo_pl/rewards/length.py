@@ -51,7 +51,6 @@ class LengthReward(Reward):
 
     trusted = True
     name: str = "length"
-    """Key of this reward in metrics, tables and files."""
     shape: Literal["overlong", "cosine", "budget"] = "overlong"
     """The formula, see above."""
     max_length: int = 256
@@ -139,7 +138,6 @@ class RepetitionReward(Reward):
 
     trusted = True
     name: str = "repetition"
-    """Key of this reward in metrics, tables and files."""
     ngram: int = 4
     """n: words per n-gram."""
     max_penalty: float = 1.0

@@ -65,9 +65,6 @@ class LoadsModel(Reward):
     @property
     def loaded(self) -> tuple[Any, Any]:
         """(model, tokenizer), loaded now if they are not yet."""
-        return self._load()
-
-    def _load(self) -> tuple[Any, Any]:
         with _LOCK:
             if self._loaded is None:
                 self._loaded = self._from_folder()
@@ -97,7 +94,7 @@ class LoadsModel(Reward):
         """
         import torch
 
-        model, tokenizer = self._load()
+        model, tokenizer = self.loaded
         # a lone surrogate, which tokenizers refuse, becomes a question mark; offsets do not change
         texts = [text.encode(errors="replace").decode() for text in texts]
         with _LOCK:
@@ -131,25 +128,19 @@ class ModelReward(LoadsModel):
     ``max_length`` loses its beginning, so that the model always sees the end of the completion. A policy can exploit
     the errors of a learned reward: keep a verifiable reward as the ``correctness`` one.
 
-    The model is loaded on first use and put on ``device``. Its folder cannot run code: weights are read from
-    safetensors files only, and model classes that the folder defines are refused. A value that is not finite is an
+    The model is loaded on first use, and its folder cannot run code: see `LoadsModel`. A value that is not finite is an
     error, which ends the run. Where neither prompt nor completion has a token, the score is ``None``.
     """
 
     model_class: ClassVar[str] = "AutoModelForSequenceClassification"
-    """Class of transformers that loads the model."""
     tokenizer_options: ClassVar[Mapping[str, Any]] = {"truncation_side": "left"}
-    """Options of the tokenizer: the side on which it truncates."""
     name: str = "model"
-    """Key of this reward in metrics, tables and files."""
     label: int = 0
     """Index of the logit that is the reward."""
     activation: Literal["none", "sigmoid", "softmax"] = "none"
     """Function that is applied to the logits."""
     batch_size: int = 16
-    """Texts per forward pass."""
     max_length: int = 1024
-    """Most tokens of prompt and completion together."""
 
     def __post_init__(self) -> None:
         if self.activation not in ("none", "sigmoid", "softmax"):

@@ -57,9 +57,7 @@ class NumberPuzzleReward(Reward):
     """
 
     name: str
-    """Key of this reward in metrics, tables and files."""
     correctness: bool = True
-    """True for the one reward per config that says whether an answer is right."""
 
     @abstractmethod
     def judge(self, answer: str, target: int, given: Sequence[int]) -> Score:
@@ -107,7 +105,6 @@ class CountdownReward(NumberPuzzleReward):
 
     trusted = True
     name: str = "countdown"
-    """Key of this reward in metrics, tables and files."""
 
     def judge(self, answer: str, target: int, given: Sequence[int]) -> Score:
         read = evaluate(answer)
@@ -133,7 +130,6 @@ class SubsetSumReward(NumberPuzzleReward):
 
     trusted = True
     name: str = "subset_sum"
-    """Key of this reward in metrics, tables and files."""
 
     def judge(self, answer: str, target: int, given: Sequence[int]) -> Score:
         chosen = read_numbers(answer.replace("+", ","), single_digits=False)

@@ -22,7 +22,6 @@ class PerSource(Reward):
 
     trusted = True
     name: str = "per_source"
-    """Key of this reward in metrics, tables and files."""
     rewards: dict[str, Reward] = field(default_factory=dict)
     """Source name (as in ``MixturePrompts.parts``) -> its reward."""
 

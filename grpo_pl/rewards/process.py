@@ -86,7 +86,6 @@ class ColumnArithmeticReward(ProcessReward):
 
     trusted = True
     name: str = "columns"
-    """Key of this reward in metrics, tables and files."""
 
     def steps(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[StepScores | None]:
         prompts = columns["question"] if "question" in columns else columns["prompt"]
@@ -122,22 +121,16 @@ class ProcessModelReward(LoadsModel, ProcessReward):
     The value of a step is the probability of ``label`` at the last token of the step, as process reward models in the
     manner of Math-Shepherd (arXiv 2312.08935) and PRM800K are trained. Steps are the lines that are not blank. The
     model reads ``prompt + completion``, and its tokenizer must be a fast one; a completion with a step beyond
-    ``max_length`` tokens gets no score. Weights are read from safetensors files only, and model classes that the
-    folder defines are refused.
+    ``max_length`` tokens gets no score. Its folder cannot run code: see `LoadsModel`.
     """
 
     model_class: ClassVar[str] = "AutoModelForTokenClassification"
-    """Class of transformers that loads the model."""
     tokenizer_options: ClassVar[Mapping[str, Any]] = {"padding_side": "right", "truncation_side": "right"}
-    """Options of the tokenizer: the sides on which it pads and truncates."""
     name: str = "process"
-    """Key of this reward in metrics, tables and files."""
     label: int = 1
     """Index of the label which means that a step is good."""
     batch_size: int = 8
-    """Texts per forward pass."""
     max_length: int = 2048
-    """Most tokens of prompt and completion together."""
 
     def steps(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[StepScores | None]:
         prompts = [str(p) for p in columns.get("prompt", [""] * len(completions))]

@@ -32,20 +32,14 @@ class ReasoningGymReward(SandboxedReward):
     """
 
     judge: ClassVar[str] = "grpo_pl.rewards.sandbox.gym_judge"
-    """Module that defines ``judge``."""
     trusted = True
     name: str = "reasoning_gym"
-    """Key of this reward in metrics, tables and files."""
     correctness: bool = True
-    """True for the one reward per config that says whether an answer is right."""
     partial: bool = True
     """Keep the scorer's partial credit for answers that are not right."""
     soft_limit_s: float = 2.0
-    """CPU seconds after which a scorer is interrupted (status ``timeout``)."""
     hard_limit_s: float = 5.0
-    """CPU seconds after which a worker that cannot be interrupted is killed (status ``killed``)."""
     max_answer_chars: int = 5000
-    """Longer answers are not scored (status ``too_long``)."""
 
     def __call__(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[Score]:
         if COLUMN not in columns:

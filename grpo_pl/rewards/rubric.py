@@ -7,21 +7,17 @@ import json
 import math
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from grpo_pl.files.cache import cache_root
 from grpo_pl.files.writing import best_effort
 from grpo_pl.rewards.base import Columns, MissingColumn, Score
 from grpo_pl.rewards.completion_text import after_thinking
-from grpo_pl.rewards.endpoint import LOCK, AsksModel, Reply, tagged
-
-if TYPE_CHECKING:
-    from openai import OpenAI
+from grpo_pl.rewards.endpoint import LOCK, AsksModel, Reply
 
 INSTRUCTIONS = (
     "You are given a question, a response to it, and one criterion, each between its own tags, and sometimes a "
@@ -44,11 +40,9 @@ class Question(NamedTuple):
     response: str
     criterion: str
 
-    def text(self) -> str:
-        parts = {"question": self.question, "reference": self.reference, "response": self.response}
-        if not self.reference:
-            del parts["reference"]
-        return tagged({**parts, "criterion": self.criterion})
+    def parts(self) -> dict[str, str]:
+        reference = {"reference": self.reference} if self.reference else {}
+        return {"question": self.question, **reference, "response": self.response, "criterion": self.criterion}
 
 
 def rubric_value(met: Mapping[str, bool], weights: Mapping[str, float]) -> float:
@@ -83,7 +77,6 @@ class RubricReward(AsksModel):
     """
 
     name: str = "rubric"
-    """Key of this reward in metrics, tables and files."""
     criteria: dict[str, float] = field(default_factory=dict)
     """The criteria and their weights, for all problems; a negative weight is that of a mistake."""
     column: str | None = None
@@ -94,7 +87,6 @@ class RubricReward(AsksModel):
     json_mode: bool = True
     """Ask the endpoint for JSON (``response_format``); false for endpoints that do not know this field."""
     max_tokens: int = 300
-    """Most tokens of a reply."""
     max_response_chars: int = 20_000
     """Longer responses are not judged (status ``too_long``)."""
     max_requests: int | None = None
@@ -131,7 +123,7 @@ class RubricReward(AsksModel):
             {} if self._without_judge(response) else {c: Question(str(q), gold, response, c) for c in criteria}
             for q, gold, response, criteria in zip(asked, golds, responses, weights, strict=True)
         ]
-        replies = self._replies(list(dict.fromkeys(question for row in rows for question in row.values())))
+        replies = self._replies(question for row in rows for question in row.values())
         return [
             self._without_judge(response) or _score({c: replies[q] for c, q in row.items()}, criteria)
             for response, row, criteria in zip(responses, rows, weights, strict=True)
@@ -169,19 +161,14 @@ class RubricReward(AsksModel):
             ) from None
         return criteria
 
-    def _replies(self, questions: Sequence[Question]) -> dict[Question, Reply[bool]]:
+    def _replies(self, questions: Iterable[Question]) -> dict[Question, Reply]:
         keys = {question: self._key(question) for question in questions}
         known = self._verdicts().known(list(keys.values()))
-        replies = {question: Reply(known[key]) for question, key in keys.items() if key in known}
-        asked = self.ask([question for question in questions if question not in replies], self._ask)
-        found = {keys[q]: reply.verdict for q, reply in asked.items() if reply.verdict is not None}
-        self._verdicts().add(found)
-        return {**replies, **asked}
-
-    def _ask(self, client: OpenAI, question: Question) -> Reply[bool]:
         form: dict[str, Any] = {"response_format": {"type": "json_object"}} if self.json_mode else {}
-        decide = partial(self.decide, client, INSTRUCTIONS, question.text(), read=read_verdict, before=self._spend)
-        return decide(max_tokens=self.max_tokens, **form)
+        new = {question: question.parts() for question, key in keys.items() if key not in known}
+        asked = self.ask(INSTRUCTIONS, new, read_verdict, before=self._spend, **form)
+        self._verdicts().add({keys[q]: reply.verdict for q, reply in asked.items() if reply.verdict is not None})
+        return {question: asked.get(question) or Reply(known[key]) for question, key in keys.items()}
 
     def _spend(self) -> str:
         """Counts a request; why it must not be sent, if the budget is spent."""
@@ -265,7 +252,7 @@ def _check_weights(weights: Mapping[str, float], where: str) -> None:
         raise ValueError(f"{where}: at least one weight must be positive, got {dict(weights)}.")
 
 
-def _score(replies: Mapping[str, Reply[bool]], weights: Mapping[str, float]) -> Score:
+def _score(replies: Mapping[str, Reply], weights: Mapping[str, float]) -> Score:
     for criterion, reply in replies.items():
         if reply.verdict is None and not reply.replied:
             return Score(None, "unavailable", f"{criterion}: {reply.problem}")

@@ -88,7 +88,6 @@ class SortingReward(PerCompletionReward):
 
     trusted = True
     name: str = "sorting"
-    """Key of this reward in metrics, tables and files."""
     credit: Credit = "inclusion_order"
     """The formula of the points, see above."""
 

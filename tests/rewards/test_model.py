@@ -81,7 +81,7 @@ def test_a_pickle_does_not_carry_the_model(folder: Path) -> None:
 
 def test_weights_in_a_pickle_are_refused(folder: Path, tmp_path: Path) -> None:
     """Reading them could run code of whoever wrote the model."""
-    model = ModelReward(model=str(folder))._load()[0]
+    model = ModelReward(model=str(folder)).loaded[0]
     shutil.copytree(folder, tmp_path / "pickled")
     (tmp_path / "pickled" / "model.safetensors").unlink()
     torch.save(model.state_dict(), tmp_path / "pickled" / "pytorch_model.bin")
@@ -98,7 +98,7 @@ def test_threads_that_call_it_at_once_share_one_model_and_do_not_disturb_each_ot
 
     def call(part: list[str]) -> tuple[object, list[float | None]]:
         start.wait()
-        model = reward._load()[0]
+        model = reward.loaded[0]
         return model, [score.value for _ in range(10) for score in reward(part, [""] * 24, {})]
 
     with ThreadPoolExecutor(threads) as pool:

@@ -163,7 +163,7 @@ def test_threads_that_call_it_at_once_share_one_model(model_folder: Path) -> Non
 
     def call(part: list[str]) -> tuple[object, Any]:
         start.wait()
-        model = reward._load()[0]
+        model = reward.loaded[0]
         return model, [reward.steps(part, [""] * 3, {}) for _ in range(10)][-1]
 
     with ThreadPoolExecutor(8) as pool:

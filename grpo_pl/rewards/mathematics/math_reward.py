@@ -77,7 +77,6 @@ class ExactReward(AnswerReward, TextAnswerReward):
 
     trusted = True
     name: str = "exact"
-    """Key of this reward in metrics, tables and files."""
 
     def __post_init__(self) -> None:
         self.check_reading()
@@ -111,9 +110,7 @@ class MathReward(AnswerReward, SandboxedReward):
 
     trusted = True
     name: str = "math"
-    """Key of this reward in metrics, tables and files."""
     correctness: bool = True
-    """True for the one reward per config that says whether an answer is right."""
     allow_unevaluated: bool = False
     r"""Accept expressions that are not worked out: ``123\cdot456`` for 56088. A policy may then copy the question."""
     percent: Literal["hundredth", "unit"] = "hundredth"

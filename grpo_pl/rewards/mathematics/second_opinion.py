@@ -69,7 +69,6 @@ class StrictAnswerReward(AnswerReward, TextAnswerReward):
 
     trusted = True
     name: str = "strict"
-    """Key of this reward in metrics, tables and files."""
     allow_text: bool = False
     """Text may stand beside the box in ``<answer>``."""
 
@@ -131,7 +130,6 @@ class LenientAnswerReward(TextAnswerReward):
 
     trusted = True
     name: str = "lenient"
-    """Key of this reward in metrics, tables and files."""
 
     def score(self, completion: str, gold: str) -> Score:
         form = _canonical(gold)

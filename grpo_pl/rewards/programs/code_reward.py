@@ -42,9 +42,7 @@ class CodeReward(Reward):
     """
 
     name: str = "code"
-    """Key of this reward in metrics, tables and files."""
     correctness: bool = True
-    """True for the one reward per config that says whether an answer is right."""
     partial: bool = False
     """Give the share of the tests that are passed instead of 0 where one is not."""
     tests: str | None = None
