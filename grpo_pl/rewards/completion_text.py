@@ -1,4 +1,4 @@
-"""Finds the parts of a completion: its thoughts, its ``<answer>`` block and its ``\\boxed{…}``."""
+"""Finds the parts of a completion: its thoughts, its ``<answer>`` block, its ``\\boxed{…}`` and its program."""
 
 from __future__ import annotations
 
@@ -91,3 +91,25 @@ def after_closed_thinking(completion: str) -> str:
     """As `after_thinking`, but all of a text without ``</think>``: behind a prefilled ``<think>``, a policy that was
     never taught to close its thoughts still boxes its answers, and could else never be right."""
     return after_thinking(completion) if "</think>" in completion else completion
+
+
+_FENCE = re.compile(r"^[ \t]*+```[ \t]*+([^\s`]*+)[^\n`]*+$", re.MULTILINE)
+_PYTHON = frozenset({"", "python", "python3", "py"})
+
+
+def last_program(completion: str) -> str | None:
+    """The last closed block of Python between two lines of ```` ``` ````, behind the last ``</think>``; None without
+    one. Blocks that say another language do not count."""
+    text = completion.rpartition("</think>")[2]
+    found: str | None = None
+    opening: re.Match[str] | None = None
+    for fence in _FENCE.finditer(text):
+        if opening is None:
+            opening = fence
+        elif not fence[1]:  # a fence that names a language opens a block, also where the one before was left open
+            if opening[1].lower() in _PYTHON:
+                found = text[opening.end() + 1 : fence.start()]
+            opening = None
+        else:
+            opening = fence
+    return found

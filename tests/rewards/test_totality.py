@@ -23,12 +23,11 @@ from grpo_pl.rewards import (
 )
 from grpo_pl.rewards.answer_reading import AnswerReward
 from grpo_pl.rewards.base import MissingColumn
-from grpo_pl.rewards.completion_text import boxed_or_block, stated_answer
+from grpo_pl.rewards.completion_text import boxed_or_block, last_program, stated_answer
 from grpo_pl.rewards.endpoint import tagged
 from grpo_pl.rewards.judge import _verdict
 from grpo_pl.rewards.mathematics.answer_rules import Job
 from grpo_pl.rewards.programs.code_reward import _finding
-from grpo_pl.rewards.programs.program_text import last_program
 from grpo_pl.rewards.programs.suites import BadTests, Outcome, read_suite
 from grpo_pl.rewards.programs.values import Unreadable, read_result, same_output, same_value
 from grpo_pl.rewards.rubric import RubricReward, read_verdict

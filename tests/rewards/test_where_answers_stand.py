@@ -14,7 +14,7 @@ from grpo_pl.rewards import (
     SortingReward,
     SubsetSumReward,
 )
-from grpo_pl.rewards.completion_text import stated_answer
+from grpo_pl.rewards.completion_text import last_program, stated_answer
 
 JUDGES: dict[str, tuple[Reward, str, str]] = {
     "countdown": (CountdownReward(), "7+5", "12"),
@@ -102,3 +102,29 @@ def test_votes_are_read_after_the_thoughts() -> None:
     assert stated_answer("<think>\\boxed{3}</think>\\boxed{4}") == "4"
     assert stated_answer("<think>\\boxed{3}</think><answer>4</answer>") == "4"
     assert stated_answer("<think>so \\boxed{3}") == "3"  # some rewards read that; who does not, has no answer to count
+
+
+# --- programs ---
+
+F = "```"
+
+
+@pytest.mark.parametrize(
+    ("completion", "program"),
+    [
+        (f"{F}python\nprint(1)\n{F}", "print(1)\n"),
+        (f"So:\n\n  {F}py\nx = 1\n  {F}\nDone.", "x = 1\n"),
+        (f"{F}\nprint(1)\n{F}", "print(1)\n"),
+        (f"{F}python\na\n{F}\ntext\n{F}python\nb\n{F}", "b\n"),
+        (f"{F}python\na\n{F}\nIts output:\n{F}text\n1\n{F}", "a\n"),
+        (f"{F}cpp\nint main;\n{F}", None),
+        (f"{F}python\nprint(1)", None),  # cut off: what is left of it might pass by luck
+        (f"{F}python\nopen\n{F}python\nclosed\n{F}", "closed\n"),
+        ("print(1)", None),
+        (f"<think>{F}python\nidea\n{F}</think>I give up.", None),
+        (f"<think>idea</think>{F}python title='a.py'\nprint(2)\n{F}", "print(2)\n"),
+        (f"{F}python\ns = 'a {F} b'\n{F}", f"s = 'a {F} b'\n"),
+    ],
+)
+def test_the_last_closed_block_of_python_is_the_program(completion: str, program: str | None) -> None:
+    assert last_program(completion) == program

@@ -16,13 +16,14 @@ import datetime
 import math
 import operator
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
-from grpo_pl.rewards.programs.values import INCOMPARABLE, LONGEST_RANGE, MOST_KEYS, MOST_PLACES
+from grpo_pl.rewards.programs.values import INCOMPARABLE, MOST_KEYS, MOST_PLACES, short_range
 
 
 def _some(kind: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,13 +36,6 @@ def _some(kind: Callable[..., Any]) -> Callable[..., Any]:
         return kind(members, *further, **named)
 
     return make
-
-
-def _range(*bounds: int) -> range:
-    found = range(*bounds)
-    if abs(found.stop - found.start) // abs(found.step) > LONGEST_RANGE:
-        raise ValueError(f"more than {LONGEST_RANGE} members")
-    return found
 
 
 def _exact(kind: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,14 +51,10 @@ def _exact(kind: Callable[..., Any]) -> Callable[..., Any]:
 
 
 PURE: Mapping[str, Callable[..., Any]] = {
-    **{
-        name: getattr(builtins, name)
-        for name in ("abs", "all", "any", "bool", "complex", "float", "int", "len", "list")
-    },
-    **{name: getattr(builtins, name) for name in ("max", "min", "sorted", "str", "tuple")},
+    **{f.__name__: f for f in (abs, all, any, bool, complex, float, int, len, list, max, min, sorted, str, tuple)},
     "round": lambda number, places=None: round(number, None if places is None else max(-400, min(400, places))),
     "sum": lambda numbers: sum(numbers),  # of lists, from a second argument on, it would be slow
-    "range": _range,
+    "range": lambda *bounds: short_range(bounds),
     **{kind.__name__: _some(kind) for kind in (bytes, dict, set, frozenset, Counter, OrderedDict)},
     **{kind.__name__: _exact(kind) for kind in (Fraction, Decimal)},
     **{kind.__name__: kind for kind in (deque, datetime.date, datetime.datetime, datetime.timedelta)},
@@ -96,23 +86,25 @@ _SIGNS: Mapping[type, Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub:
 
 
 NUMBERS = (int, float, complex, Fraction, Decimal)
+Evaluate = Callable[[Sequence[Any]], Any]
+"""The value of an expression in which the values of the program stand for its calls."""
 
 
-class Inseparable(ValueError):
-    """An assertion whose expectation cannot be told from its question."""
+class BadTests(ValueError):
+    """A text that holds no tests, or a test whose expectation cannot be told from its question."""
 
 
 @dataclass(frozen=True)
 class Assertion:
-    """One assertion: ``asked[k]`` is evaluated by the program, and ``test`` refers to its value by the name ``.k``."""
+    """One assertion: ``asked`` is evaluated by the program, ``test`` by its values."""
 
     asked: tuple[str, ...]
-    test: ast.expr
+    test: Evaluate
 
     def holds(self, values: Sequence[Any]) -> bool:
-        """True if it holds for the program's value."""
+        """True if it holds for the program's values."""
         try:
-            return bool(_value(self.test, values))
+            return bool(self.test(values))
         except INCOMPARABLE:
             return False
 
@@ -121,47 +113,63 @@ def take_apart(test: ast.expr) -> Assertion:
     """An assertion of its expression.
 
     Raises:
-        Inseparable: it holds something else than calls, literals, comparisons, arithmetic and the functions above.
+        BadTests: it holds something else than calls, literals, comparisons, arithmetic and the functions above.
     """
     asked: list[str] = []
-    rest = _without_calls(test, asked)
+    rest = _evaluation(test, asked)
     if not asked:
-        raise Inseparable(f"{ast.unparse(test)[:60]!r} asks the program for nothing")
+        raise BadTests(f"{ast.unparse(test)[:60]!r} asks the program for nothing")
     return Assertion(tuple(asked), rest)
 
 
-def _without_calls(node: ast.expr, asked: list[str]) -> ast.expr:
-    """``node`` with every question to the program replaced by the name of its value; ``asked`` gets the questions."""
+def _evaluation(node: ast.expr, asked: list[str]) -> Evaluate:
+    """How to evaluate ``node``; ``asked`` gets its questions to the program."""
 
-    def inner(child: ast.expr) -> ast.expr:
-        return _without_calls(child, asked)
+    def each(nodes: Iterable[ast.expr]) -> Callable[[Sequence[Any]], list[Any]]:
+        parts = [_evaluation(part, asked) for part in nodes]
+        return lambda values: [part(values) for part in parts]
 
     if _is_question(node):
+        place = len(asked)
         asked.append(ast.unparse(node))
-        return ast.Name(f".{len(asked) - 1}", ast.Load())
+        return lambda values: values[place]
     match node:
-        case ast.Constant():
-            return node
-        case ast.Call() if _known(node.func) is not None and all(k.arg for k in node.keywords):
-            keywords = [ast.keyword(k.arg, inner(k.value)) for k in node.keywords]
-            return ast.Call(node.func, [inner(a) for a in node.args], keywords)
-        case ast.Call():
-            raise Inseparable(_why_not(node))
-        case ast.Compare():
-            return ast.Compare(inner(node.left), node.ops, [inner(c) for c in node.comparators])
-        case ast.BoolOp():
-            return ast.BoolOp(node.op, [inner(v) for v in node.values])
-        case ast.UnaryOp() if type(node.op) in _SIGNS:
-            return ast.UnaryOp(node.op, inner(node.operand))
-        case ast.BinOp() if type(node.op) in _ARITHMETIC:
-            return ast.BinOp(inner(node.left), node.op, inner(node.right))
-        case ast.List() | ast.Tuple() | ast.Set():
-            return type(node)([inner(e) for e in node.elts])
-        case ast.Dict() if None not in node.keys:
-            return ast.Dict([inner(key) for key in node.keys if key is not None], [inner(v) for v in node.values])
-        case ast.Subscript() if not isinstance(node.slice, ast.Slice):
-            return ast.Subscript(inner(node.value), inner(node.slice))
-    raise Inseparable(f"{ast.unparse(node)[:60]!r} is no call, literal, comparison or arithmetic")
+        case ast.Constant(value=value):
+            return lambda values: value
+        case ast.Call(func=function, args=arguments, keywords=keywords):
+            known, names = _known(function), [str(k.arg) for k in keywords if k.arg]
+            if known is None or len(names) < len(keywords):
+                raise BadTests(_why_not(node))
+            named, plain = each(k.value for k in keywords), each(arguments)
+            return lambda values: known(*plain(values), **dict(zip(names, named(values), strict=True)))
+        case ast.Compare(left=left, ops=signs, comparators=others):
+            compare = [_COMPARISONS[type(sign)] for sign in signs]
+            sides = [_evaluation(side, asked) for side in (left, *others)]
+            return lambda values: _all_hold(compare, (side(values) for side in sides))
+        case ast.BoolOp(op=kind, values=nodes):
+            conditions, end = [_evaluation(part, asked) for part in nodes], all if isinstance(kind, ast.And) else any
+            return lambda values: end(condition(values) for condition in conditions)
+        case ast.UnaryOp(op=kind) if type(kind) in _SIGNS:
+            sign, operand = _SIGNS[type(kind)], _evaluation(node.operand, asked)
+            return lambda values: sign(operand(values))
+        case ast.BinOp(left=left, op=kind, right=right) if type(kind) in _ARITHMETIC:
+            pair = each([left, right])
+            return lambda values: _calculated(type(kind), *pair(values))
+        case ast.List(elts=nodes) | ast.Tuple(elts=nodes) | ast.Set(elts=nodes):
+            members, make = each(nodes), {ast.List: list, ast.Tuple: tuple, ast.Set: set}[type(node)]
+            return lambda values: make(members(values))
+        case ast.Dict(keys=keys) if None not in keys:
+            of_keys, of_values = each(key for key in keys if key is not None), each(node.values)
+            return lambda values: dict(zip(of_keys(values), of_values(values), strict=True))
+        case ast.Subscript(value=whole) if not isinstance(node.slice, ast.Slice):
+            both = each([whole, node.slice])
+            return lambda values: operator.getitem(*both(values))
+    raise BadTests(f"{ast.unparse(node)[:60]!r} is no call, literal, comparison or arithmetic")
+
+
+def _all_hold(compare: Sequence[Callable[[Any, Any], Any]], sides: Iterable[Any]) -> bool:
+    """Of a chain such as ``a < b < c``; b and c are evaluated as far as it holds."""
+    return all(holds(*pair) for holds, pair in zip(compare, pairwise(sides), strict=True))
 
 
 def _is_question(node: ast.expr) -> bool:
@@ -222,48 +230,6 @@ def _known(function: ast.expr) -> Callable[..., Any] | None:
         case ast.Attribute(value=ast.Name(id=module), attr=name):
             return PURE.get(name) if module in MODULES else PURE.get(f"{module}.{name}")
     return None
-
-
-def _value(node: ast.expr, values: Sequence[Any]) -> Any:
-    """The value of an expression in which the values of the program stand for its calls."""
-
-    def inner(child: ast.expr) -> Any:
-        return _value(child, values)
-
-    match node:
-        case ast.Constant(value=value):
-            return value
-        case ast.Name(id=name):
-            return values[int(name[1:])]
-        case ast.Call(func=function, args=arguments, keywords=keywords):
-            known = _known(function)
-            assert known is not None
-            return known(*map(inner, arguments), **{str(k.arg): inner(k.value) for k in keywords})
-        case ast.Compare(left=left, ops=signs, comparators=others):
-            first = inner(left)
-            for sign, other in zip(signs, others, strict=True):
-                second = inner(other)
-                if not _COMPARISONS[type(sign)](first, second):
-                    return False
-                first = second
-            return True
-        case ast.BoolOp(op=kind, values=parts):
-            return all(map(inner, parts)) if isinstance(kind, ast.And) else any(map(inner, parts))
-        case ast.UnaryOp(op=kind, operand=operand):
-            return _SIGNS[type(kind)](inner(operand))
-        case ast.BinOp(left=left, op=kind, right=right):
-            return _calculated(type(kind), inner(left), inner(right))
-        case ast.List(elts=parts):
-            return list(map(inner, parts))
-        case ast.Tuple(elts=parts):
-            return tuple(map(inner, parts))
-        case ast.Set(elts=parts):
-            return set(map(inner, parts))
-        case ast.Dict(keys=keys, values=parts):
-            return {inner(key): inner(part) for key, part in zip(keys, parts, strict=True) if key is not None}
-        case ast.Subscript(value=whole, slice=place):
-            return inner(whole)[inner(place)]
-    raise AssertionError(f"unreachable: {ast.dump(node)[:100]} was refused when it was read")
 
 
 def _calculated(kind: type, left: Any, right: Any) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score, Status
-from grpo_pl.rewards.programs.program_text import last_program
+from grpo_pl.rewards.completion_text import last_program
 from grpo_pl.rewards.programs.suites import BadTests, Outcome, Run, Suite, read_suite
 from grpo_pl.rewards.sandbox.pool import Job, SandboxSettings, Verdict, WorkerPool, shared_pool
 

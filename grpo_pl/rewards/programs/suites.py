@@ -10,14 +10,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from grpo_pl.rewards.programs.asserts import Inseparable, take_apart
+from grpo_pl.rewards.programs.asserts import BadTests, take_apart
 from grpo_pl.rewards.programs.values import Unreadable, read_result, same_output, same_value
 
 Step = dict[str, Any]
-
-
-class BadTests(ValueError):
-    """A text in none of the forms, or one that holds no test."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +71,7 @@ def read_suite(text: str) -> Suite:
     except BadTests:
         raise
     except (ValueError, SyntaxError, RecursionError, MemoryError, OverflowError) as error:  # the text is no Python
-        raise BadTests(
-            f"{type(error).__name__}: {error}" if not isinstance(error, Inseparable) else str(error)
-        ) from None
+        raise BadTests(f"{type(error).__name__}: {error}") from None
     raise BadTests("neither an object with inputs and outputs, nor a list of tests, nor assertions in Python")
 
 
@@ -168,9 +162,7 @@ def _of_python(source: str) -> Suite:
             steps += [{"eval": question} for question in assertion.asked]
             tests.append((len(assertion.asked), assertion.holds))
         elif any(isinstance(node, ast.Assert) for node in ast.walk(statement)):
-            raise Inseparable(
-                f"{ast.unparse(statement).splitlines()[0][:60]!r} holds assertions: they must stand alone"
-            )
+            raise BadTests(f"{ast.unparse(statement).splitlines()[0][:60]!r} holds assertions: they must stand alone")
         else:
             steps.append({"exec": ast.unparse(statement)})
     if not tests:

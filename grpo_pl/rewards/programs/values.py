@@ -92,8 +92,8 @@ def _dictionary(pairs: Any) -> dict[Any, Any]:
     return {_restored(key): _restored(item) for key, item in pairs}
 
 
-def _range(numbers: Any) -> range:
-    found = range(*numbers)
+def short_range(bounds: Any) -> range:
+    found = range(*bounds)
     if not -LONGEST_RANGE <= (found.stop - found.start) // found.step <= LONGEST_RANGE:
         raise Unreadable(f"a range of more than {LONGEST_RANGE} members")
     return found
@@ -116,7 +116,7 @@ _RESTORE: Mapping[str, Callable[[Any], Any]] = {
     "keys": lambda items: dict.fromkeys(map(_restored, items)).keys(),
     "values": lambda items: dict(enumerate(map(_restored, items))).values(),
     "items": lambda pairs: _dictionary(pairs).items(),
-    "range": _range,
+    "range": short_range,
     "fraction": lambda pair: Fraction(*map(int, pair)),
     "decimal": _decimal,
     "complex": lambda pair: complex(*pair),
