@@ -147,8 +147,8 @@ def _evaluation(node: ast.expr, asked: list[str]) -> Evaluate:
             sides = [_evaluation(side, asked) for side in (left, *others)]
             return lambda values: _all_hold(compare, (side(values) for side in sides))
         case ast.BoolOp(op=kind, values=nodes):
-            conditions, end = [_evaluation(part, asked) for part in nodes], all if isinstance(kind, ast.And) else any
-            return lambda values: end(condition(values) for condition in conditions)
+            conditions, decisive = [_evaluation(part, asked) for part in nodes], isinstance(kind, ast.Or)
+            return lambda values: _first_that_is(decisive, (condition(values) for condition in conditions))
         case ast.UnaryOp(op=kind) if type(kind) in _SIGNS:
             sign, operand = _SIGNS[type(kind)], _evaluation(node.operand, asked)
             return lambda values: sign(operand(values))
@@ -165,6 +165,14 @@ def _evaluation(node: ast.expr, asked: list[str]) -> Evaluate:
             both = each([whole, node.slice])
             return lambda values: operator.getitem(*both(values))
     raise BadTests(f"{ast.unparse(node)[:60]!r} is no call, literal, comparison or arithmetic")
+
+
+def _first_that_is(truth: bool, values: Iterable[Any]) -> Any:
+    """The value of ``a or b`` (with True) or ``a and b``: the first that decides it, else the last."""
+    for value in values:
+        if bool(value) is truth:
+            break
+    return value
 
 
 def _all_hold(compare: Sequence[Callable[[Any, Any], Any]], sides: Iterable[Any]) -> bool:

@@ -92,6 +92,8 @@ def test_check_of_humaneval_is_taken_apart() -> None:
         ("f(1) == {1: 'a', (2, 3): None}", [{"dict": [[1, "a"], [{"tuple": [2, 3]}, None]]}], True),
         ("math.isclose(f(1), 0.3, rel_tol=0.01)", [0.301], True),
         ("len(f(1)) > 2 and 'b' in f(1)", [3, "abc"], True),
+        ("(f(1) or 5) == 5 and (f(1) or []) == []", [0, 0], True),
+        ("(g(1) and f(1)) == 'a' and f(1) < 'b' and not (f(1) < '0' < 5)", [1, "a", "a", "a"], True),
         ("f(1) == 2 ** 20 - 1", [1048575], True),
         ("f(1) == 'ab' * 3", ["ababab"], True),
         ("f(1) < 3", ["text"], False),  # what raises is not passed
