@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import ast
-import operator
 import re
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score
 from grpo_pl.rewards.completion_text import boxed_or_block
+from grpo_pl.rewards.sandbox.gym_guards import calculate
 from grpo_pl.rewards.sorting import read_numbers
 
 COLUMN = "numbers"
@@ -29,23 +28,12 @@ _PLAIN = [
         (r"\\[,;:! ]|\\q?quad(?![A-Za-z])|~|\s", " "),
     ]
 ]
-_SIGNS = {
-    "×": "*",
-    "·": "*",
-    "⋅": "*",
-    "∙": "*",
-    "∗": "*",
-    "÷": "/",
-    "∕": "/",
-    "−": "-",
-    "–": "-",
-    "＝": "=",
-    **dict(zip("＋＊／（）", "+*/()", strict=True)),
-}
+_SIGNS = str.maketrans("×·⋅∙∗＊÷∕／−–＝＋（）", "******///--=+()")
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(\{[^{}]*\}|\d)\s*(\{[^{}]*\}|\d)", re.ASCII)
 _LEADING_ZEROS = re.compile(r"(?<!\d)0+(?=\d)")
 _BRACKETS = str.maketrans("[]{}", "()()")
-_OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+_NO_EXPRESSION = re.compile(r"[^0-9+\-*/() ]|\*\*|//|(?:^|[-+*/(]) *[-+]")
+"""Other characters, powers, roundings, and signs: there are no numbers below 0."""
 
 
 @dataclass(kw_only=True)
@@ -56,7 +44,6 @@ class NumberPuzzleReward(Reward):
     be written in LaTeX, and may end in ``=`` and the target. One of more than 200 characters is ``too_long``.
     """
 
-    name: str
     correctness: bool = True
 
     @abstractmethod
@@ -99,8 +86,7 @@ class CountdownReward(NumberPuzzleReward):
     The answer is read after the thoughts: the content of the last ``\boxed{…}``, else of the last ``<answer>``. It may
     hold whole numbers, ``+ - * /`` and brackets, ``07`` being 7, their signs in LaTeX (``\times``, ``\cdot``, ``\div``,
     ``\frac{a}{b}``), and at its end ``=`` and the target; nothing else. It is evaluated exactly, in fractions. The
-    target is the gold answer, the numbers are the column ``numbers``. An answer of more than 200 characters is
-    ``too_long``.
+    target is the gold answer, the numbers are the column ``numbers``; over 200 characters are ``too_long``.
     """
 
     trusted = True
@@ -145,36 +131,18 @@ class SubsetSumReward(NumberPuzzleReward):
 def evaluate(text: str) -> tuple[Fraction, list[int]] | None:
     """The exact value of an expression and its numbers from left to right; None if it is none, or divides by 0."""
     plain = text.translate(_BRACKETS)
-    if not plain.isascii() or set(plain) - set("0123456789+-*/() "):
+    if _NO_EXPRESSION.search(plain):
         return None
     try:
-        tree = ast.parse(_LEADING_ZEROS.sub("", plain.strip()), mode="eval").body
-        return _value(tree), list(_numbers(tree))
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):  # all from what the policy wrote
+        return calculate(_LEADING_ZEROS.sub("", plain), exact=True), list(map(int, re.findall(r"\d+", plain)))
+    except (ValueError, ZeroDivisionError):
         return None
-
-
-def _value(node: ast.expr) -> Fraction:
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return Fraction(node.value)
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
-        result: Fraction = _OPERATIONS[type(node.op)](_value(node.left), _value(node.right))
-        return result
-    raise ValueError(f"not part of an expression: {ast.dump(node)}")
-
-
-def _numbers(node: ast.expr) -> Iterator[int]:
-    if isinstance(node, ast.BinOp):
-        yield from _numbers(node.left)
-        yield from _numbers(node.right)
-    elif isinstance(node, ast.Constant):
-        yield int(node.value)  # type: ignore[arg-type]
 
 
 def plain_signs(answer: str) -> str:
     r"""``answer`` with ``* / - =`` for their signs in LaTeX and Unicode, ``((a)/(b))`` for ``\frac{a}{b}`` and round
     brackets for those of LaTeX; what is none of these stays."""
-    text = "".join(_SIGNS.get(character, character) for character in answer)
+    text = answer.translate(_SIGNS)
     for pattern, replacement in _PLAIN:
         text = pattern.sub(replacement, text)
     while (fewer := _FRACTION.sub(lambda f: f"(({f[1].strip('{}')})/({f[2].strip('{}')}))", text)) != text:

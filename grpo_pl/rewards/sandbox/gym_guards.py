@@ -24,21 +24,11 @@ _CONSTANTS = frozenset(
 """Names that may occur in an antiderivative besides its variable."""
 _ARITHMETIC = re.compile(r"[\d+\-*/()\s]+")
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.LShift: operator.lshift,
-    ast.RShift: operator.rshift,
-    ast.BitAnd: operator.and_,
-    ast.BitOr: operator.or_,
-    ast.BitXor: operator.xor,
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
-    ast.Invert: operator.invert,
-}
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.LShift: operator.lshift, ast.RShift: operator.rshift,
+    ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor, ast.USub: operator.neg,
+    ast.UAdd: operator.pos, ast.Invert: operator.invert,
+}  # fmt: skip
 PANEL = (
     *("0", "1", "2", "5", "10", "100", "0.5", "1/2", "True", "False", "None", "True False", "A", "no", "idk"),
     *("[]", "{}", "[[0]]", "00:00", "0 days", "0 days, 00:00"),
