@@ -11,21 +11,13 @@ from grpo_pl import defined_name, rewards
 
 FLAG = "--trust-rewards"
 SOURCES: Mapping[str, Sequence[str]] = {
-    "tasks.arithmetic": ["ArithmeticPrompts"],
-    "tasks.countdown": ["CountdownPrompts"],
-    "curriculum": ["CurriculumPrompts"],
-    "tasks.frozen_lake": ["FrozenLakePrompts"],
-    "tasks.guess_number": ["GuessNumberPrompts"],
-    "json_lines": ["JsonLinesPrompts"],
-    "mixture": ["MixturePrompts"],
-    "tasks.one_liners": ["OneLinerPrompts"],
-    "tasks.reasoning_gym": ["ReasoningGymPrompts"],
-    "tasks.sorting": ["SortingPrompts"],
-    "tasks.subset_sum": ["SubsetSumPrompts"],
-    "tasks.sums": ["SumPrompts"],
-    "tasks.word_problems": ["WordProblems"],
-    "tables": ["TablePrompts"],
-}
+    "tasks.arithmetic": ["ArithmeticPrompts"], "tasks.countdown": ["CountdownPrompts"],
+    "curriculum": ["CurriculumPrompts"], "tasks.frozen_lake": ["FrozenLakePrompts"],
+    "tasks.guess_number": ["GuessNumberPrompts"], "json_lines": ["JsonLinesPrompts"], "mixture": ["MixturePrompts"],
+    "tasks.one_liners": ["OneLinerPrompts"], "tasks.reasoning_gym": ["ReasoningGymPrompts"],
+    "tasks.sorting": ["SortingPrompts"], "tasks.subset_sum": ["SubsetSumPrompts"], "tasks.sums": ["SumPrompts"],
+    "tasks.word_problems": ["WordProblems"], "tables": ["TablePrompts"],
+}  # fmt: skip
 """Trusted prompt sources by module: they read data and import nothing by name."""
 ENVIRONMENTS: Mapping[str, Sequence[str]] = {
     "gymnasium_ids": ["GymnasiumEnvironment"],
@@ -34,16 +26,14 @@ ENVIRONMENTS: Mapping[str, Sequence[str]] = {
     "tools": ["ToolEnvironment"],
 }
 """Trusted environments by module, and what they are made of; `ENVIRONMENT_FUNCTIONS` says what these may call."""
-ENVIRONMENT_FUNCTIONS = frozenset(
-    f"grpo_pl.environments.{name}"
-    for name in (
-        "calculator:calc",
-        "frozen_lake:parse",
-        "frozen_lake:show",
-        "frozen_lake:show_with_sides",
-        "guess_number:show",
-    )
+_FUNCTIONS = (
+    "calculator:calc",
+    "frozen_lake:parse",
+    "frozen_lake:show",
+    "frozen_lake:show_with_sides",
+    "guess_number:show",
 )
+ENVIRONMENT_FUNCTIONS = frozenset(f"grpo_pl.environments.{name}" for name in _FUNCTIONS)
 """Functions that a trusted environment may name, in the one form in which they may be written."""
 _CALLED = ("observe", "parse", "tools")
 LIMITS = {"workers": 64, "memory_limit_mb": 65_536, "soft_limit_s": 60, "hard_limit_s": 120, "max_answer_chars": 10**6}

@@ -85,21 +85,18 @@ pull-up push-up sit-up worksheet workbook handout flyer pamphlet brochure postca
 canister keg
 """
 _MASSES = """
-water milk juice lemonade tea coffee soda wine beer oil vinegar syrup honey sugar salt flour rice pasta bread butter
-cheese cream yogurt meat beef pork chicken fish tuna fruit chocolate candy cereal oatmeal dough batter broth sauce paint
-ink glue soap shampoo detergent gas gasoline petrol diesel fuel coal wood lumber metal iron steel copper silver gold
-sand gravel soil dirt mulch clay cement concrete snow ice rain air oxygen hydrogen nitrogen carbon helium acid alcohol
-solution mixture alloy money cash fabric cloth wool cotton silk yarn string rope ribbon wire paper cardboard
-homework work time land grass hay corn wheat grain feed food trash garbage laundry luggage furniture clothing data
-memory storage
+lemonade oil vinegar syrup honey sugar salt flour rice pasta butter cheese cream yogurt meat beef pork tuna oatmeal
+dough batter broth sauce paint ink glue soap shampoo detergent gas gasoline petrol diesel fuel coal wood lumber iron
+steel copper sand gravel soil dirt mulch clay cement concrete snow rain air oxygen hydrogen nitrogen carbon helium acid
+alcohol mixture alloy money cash fabric wool cotton silk cardboard work time land grass hay wheat feed food trash
+garbage laundry luggage furniture clothing data memory storage
 """
 _WITH = """
-different distinct possible real whole total red orange yellow green blue purple pink brown black white gray grey golden
-big large small little tiny tall short long new old young good bad broken ripe rotten fresh dry wet hot cold
-male female left remaining additional extra identical regular gold silver plastic wooden paper metal glass ice jelly
-soccer tennis basketball football baseball playing trading golf bowling high middle elementary grade paper birthday
-chocolate vanilla strawberry peanut apple orange lemon math science history english prime even odd integer
-positive ordered lattice sample correct right acute obtuse equilateral isosceles rational
+different distinct possible real whole total red yellow green blue purple pink brown black white gray grey golden big
+large small little tiny tall long new old young good bad broken ripe rotten fresh dry wet hot cold male female left
+remaining additional extra identical regular gold silver plastic wooden metal ice jelly soccer tennis playing trading
+golf bowling high middle elementary vanilla math science history english even odd positive ordered lattice correct
+right acute obtuse equilateral isosceles rational
 """
 _FOREIGN = """
 apfel äpfel birne birnen stück stücke mensch menschen person personen kind kinder schüler schülerin schülerinnen

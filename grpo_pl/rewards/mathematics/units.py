@@ -8,26 +8,18 @@ from functools import lru_cache
 from grpo_pl.rewards.mathematics.canonical import CURRENCIES
 from grpo_pl.rewards.mathematics.measures import has_meaningful_case, is_unit, is_written_so, read_measure, same_measure
 from grpo_pl.rewards.mathematics.nouns import is_counted, is_substance, same_noun
-from grpo_pl.rewards.mathematics.words import is_word
+from grpo_pl.rewards.mathematics.words import is_word, words_of
 from grpo_pl.rewards.mathematics.written_numbers import read_number
 
 _AREA = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _POWERS = {"squared": 2, "cubed": 3}
-_AFTER = frozenset(["old", "tall", "long", "high", "wide", "deep", "away", "apart", "thick"])
-_BARE = frozenset(
-    re.findall(
-        r"\S+",
-        "cm mm km in ft yd mi kg mg lb lbs oz sec secs min mins hr hrs yr yrs gal ml mph kph kmh kms kgs deg rad usd",
-    )
+_AFTER = words_of("old tall long high wide deep away apart thick")
+_BARE = words_of(
+    "cm mm km in ft yd mi kg mg lb lbs oz sec secs min mins hr hrs yr yrs gal ml mph kph kmh kms kgs deg rad usd"
 )
 """Symbols in small letters that are units directly behind a number, where others may be products of variables."""
-_BARE_SPACED = frozenset(["ms", "ns", "us", "dl", "cl", "nm", "dm", "kb", "pt", "qt"])
-_CAPITALS = frozenset(
-    re.findall(
-        r"\S+",
-        "MW GW TW MJ GJ TJ MV MN GB MB TB KB PB KM CM KG MPH KPH USD EUR GBP",
-    )
-)
+_BARE_SPACED = words_of("ms ns us dl cl nm dm kb pt qt")
+_CAPITALS = words_of("MW GW TW MJ GJ TJ MV MN GB MB TB KB PB KM CM KG MPH KPH USD EUR GBP")
 """Units in capitals that are recognised directly behind a number, where other capitals may be points (``5AB``)."""
 _RAISE = r"(?:\^\s*\{?\s*(?P<raise>[23])\s*\}?)?"
 _TEXT = r"\\text\s*\{(?P<unit>(?:[^{}]|\{[^{}]*\})*)\}"
@@ -54,20 +46,10 @@ _CURRENCY_FIRST = re.compile(
 )
 ANGLE_OF = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 _OHMS = re.compile(r"(?<=[\d\s}])(?:\\text\s*\{\s*(?P<prefix>[kMmμ])\s*\}\s*)?\\Omega\s*$")
-_MAGNITUDES = {
-    "dozen": 12,
-    "hundred": 10**2,
-    "thousand": 10**3,
-    "million": 10**6,
-    "billion": 10**9,
-    "trillion": 10**12,
-}
+_MAGNITUDES = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _MAGNITUDES |= {name + "s": factor for name, factor in _MAGNITUDES.items()}
 _NOUN = re.compile(r"[^\W\d_]+(?:[-'’][^\W\d_]+)*")
-_NO_NOUN = frozenset(
-    re.findall(
-        r"\S+",
-        """
+_NO_NOUN = words_of("""
     and or nor xor but if then else than not no none never neither nothing nope without except unless isn't wrong
     false incorrect right correct true maybe perhaps possibly probably either both between approximately approx about
     around nearly almost roughly more less fewer greater most least over under above below times plus minus divided
@@ -86,9 +68,7 @@ _NO_NOUN = frozenset(
     milhões bilhão bilhões dúzia en niet geen nooit honderd duizend miljoen miljard lub i nigdy sto tysiąc tysiące
     tysięcy milion miliony miliard или и не нет никогда сто тысяча тысячи тысяч миллион миллиона миллионов миллиард
     миллиарда миллиардов дюжина
-    """,
-    )
-)
+    """)
 _ORDINAL = re.compile(
     r"(?:(?:twen|thir|for|fif|six|seven|eigh|nine)ty-)?"
     r"(?:first|third|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|(?:thir|four|fif|six|seven|eigh|nine)teen"

@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-_FUNCTIONS = frozenset(
-    re.findall(r"\S+", "sin cos tan cot sec csc ln log lg exp sqrt max min gcd lcm det pi arcsin arccos arctan")
-)
+
+def words_of(text: str) -> frozenset[str]:
+    """The words of a list that is written as a text."""
+    return frozenset(text.split())
+
+
+_FUNCTIONS = words_of("sin cos tan cot sec csc ln log lg exp sqrt max min gcd lcm det pi arcsin arccos arctan")
 _VARIABLES = re.compile("[bcdfghkmnpqrstvwxyz]+|[abcd]+|[tuvwxyz]+|[axyz]+|[abxy]+|[mnpqrs]+|[abpqr]+|[abmn]+")
 _ROMAN = re.compile("M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})", re.IGNORECASE)
-_SMALL_WORDS = frozenset(["bad", "dab", "cab", "dad", "add", "baa"])
+_SMALL_WORDS = words_of("bad dab cab dad add baa")
 
 
 def is_word(letters: str) -> bool:
