@@ -43,7 +43,7 @@ from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rewards import MathReward
 from grpo_pl.rewards.base import Reward
-from grpo_pl.rewards.sandbox.sandboxed_reward import SandboxedReward
+from grpo_pl.rewards.sandbox.pool import SandboxedReward
 from grpo_pl.rollout.decoding import pad_left
 from grpo_pl.rollout.engine import ProgressFn, RolloutEngine
 from grpo_pl.rollout.episode_settings import EpisodeSettings

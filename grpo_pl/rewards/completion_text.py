@@ -7,7 +7,8 @@ import unicodedata
 from itertools import accumulate
 
 BOX = re.compile(r"\\boxed\s*\{")
-_BRACES = re.compile(r"\\[\\{}]|[{}]")
+BRACES = re.compile(r"\\[\\{}]|[{}]")
+"""Braces, and what a backslash escapes of them."""
 _UNSEEN = re.compile(
     r"\\(?:[hv]?phantom|[hv]space\*?|m?kern|[hm]skip|color|label)\s*\{[^{}]*\}"  # with what they hold
     r"|\\(?:text(?:bf|it|rm|sf|sl|tt|up|normal)?|math(?:rm|bf|it|sf|tt|bb|cal|frak|scr|normal|ord|op|bin|rel|strut)"
@@ -34,7 +35,7 @@ def last_boxed(text: str) -> str | None:
     last = max(starts)
     opened: list[int] = []
     found = None
-    for brace in _BRACES.finditer(text, min(starts) - 1):
+    for brace in BRACES.finditer(text, min(starts) - 1):
         if brace.group() == "{":
             opened.append(brace.end() if brace.end() in starts else -1)
         elif brace.group() == "}" and opened:
@@ -52,7 +53,7 @@ def last_boxed(text: str) -> str | None:
 def has_balanced_braces(text: str) -> bool:
     """True if a pair of braces put around ``text`` would match each other: its own braces balance, and no backslash at
     its end would escape the closing one."""
-    braces = _BRACES.findall(text)
+    braces = BRACES.findall(text)
     depths = [0, *accumulate((brace == "{") - (brace == "}") for brace in braces)]
     return min(depths) == depths[-1] == 0 and not re.search(r"(?<!\\)(?:\\\\)*\\$", text)
 

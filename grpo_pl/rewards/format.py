@@ -10,16 +10,9 @@ from grpo_pl.rewards.base import PerCompletionReward, Score
 from grpo_pl.rewards.completion_text import BOX, answer_block, is_blank, last_boxed
 
 Failure = Literal[
-    "no think",
-    "no answer",
-    "unclosed answer",
-    "no box",
-    "empty answer",
-    "several boxes",
-    "text beside the box",
-    "tags repeated or out of order",
-    "text outside the blocks",
-]
+    "no think", "no answer", "unclosed answer", "no box", "empty answer", "several boxes", "text beside the box",
+    "tags repeated or out of order", "text outside the blocks",
+]  # fmt: skip
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _TAG = re.compile("(</?(?:think|answer)>)")
 _IN_THE_ANSWER: frozenset[Failure] = frozenset({"no box", "empty answer", "several boxes", "text beside the box"})

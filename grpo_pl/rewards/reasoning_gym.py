@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 from grpo_pl.rewards.base import Columns, MissingColumn, Score
 from grpo_pl.rewards.completion_text import boxed_or_block
 from grpo_pl.rewards.sandbox.gym_entry import unpack
-from grpo_pl.rewards.sandbox.pool import Verdict
-from grpo_pl.rewards.sandbox.sandboxed_reward import SandboxedReward
+from grpo_pl.rewards.sandbox.pool import SandboxedReward, Verdict
 
 COLUMN = "reasoning_gym"
 """Column in which ``ReasoningGymPrompts`` passes the task, its settings and the entry, as JSON text."""

@@ -32,8 +32,7 @@ from grpo_pl.rewards.programs.suites import BadTests, Outcome, read_suite
 from grpo_pl.rewards.programs.values import Unreadable, read_result, same_output, same_value
 from grpo_pl.rewards.rubric import RubricReward, read_verdict
 from grpo_pl.rewards.sandbox.gym_entry import unpack
-from grpo_pl.rewards.sandbox.pool import Verdict
-from grpo_pl.rewards.sandbox.sandboxed_reward import SandboxedReward
+from grpo_pl.rewards.sandbox.pool import SandboxedReward, Verdict
 from grpo_pl.rewards.voting import answer_classes
 from tests.rewards.shipped import NAMES, SHIPPED, make
 

@@ -57,8 +57,6 @@ class Job:
     answer: str
     repeated: bool = False
     """The answer has the same symbols as the gold one; the worker only checks that they have a meaning."""
-    mark: str = ""
-    """Separator of the items of two lists, one of the marks that the worker knows; ``""`` if they are no lists."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,7 +253,7 @@ class AnswerRules:
             mark = TUPLE if gold_kind == "()" or (self.ordered and "{}" not in kinds) else LIST
             if len(gold_items) != len(items):
                 return Verdict("wrong", f"{len(items)} answers, expected {len(gold_items)}")
-        return Job(mark.join(gold_items), mark.join(items), mark=mark)
+        return Job(mark.join(gold_items), mark.join(items))
 
     def _compare_notation(self, gold: str, answer: str) -> Verdict | None:
         """The verdict on times of day, dates, numbers in other bases and chains of inequalities, which are compared by

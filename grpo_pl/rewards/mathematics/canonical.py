@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
+from grpo_pl.rewards.completion_text import BRACES
 from grpo_pl.rewards.mathematics.measures import read_measure
 
 MAX_NESTING = 12
@@ -195,17 +195,11 @@ _ROOT = re.compile(r"([√∛∜])\s*(?:\(([^()]*)\)|(\d+(?:\.\d+)?|[A-Za-zπ])|
 
 def group_end(text: str, start: int) -> int:
     """The place behind the brace that closes the one at ``start``; -1 if none does."""
-    depth, i = 0, start
-    while i < len(text):
-        if text[i] == "\\":
-            i += 1
-        elif text[i] == "{":
-            depth += 1
-        elif text[i] == "}":
-            depth -= 1
-            if depth == 0:
-                return i + 1
-        i += 1
+    depth = 0
+    for brace in BRACES.finditer(text, start):
+        depth += (brace[0] == "{") - (brace[0] == "}")
+        if depth == 0:
+            return brace.end()
     return -1
 
 
@@ -235,7 +229,7 @@ def plain_latex(text: str) -> str:
     if "\\" not in text:
         return text
     text = _SWITCH.sub("", _SWITCHED_WORDS.sub(r"\\text{\1}", _COLOUR.sub("", text)))
-    text = _each_group(text, _FONT, lambda name, content: content if _is_mathematics(name, content) else None)
+    text = _without_fonts(text)
     for _ in range(10):
         if not (infix := _INFIX.search(text)):
             break
@@ -257,20 +251,19 @@ def _is_mathematics(font: str, content: str) -> bool:
     return re.search(r"[A-Za-z]{2}|[^\x00-\x7f]", words) is None and re.search(r"[\d+=^/\\-]", content) is not None
 
 
-def _each_group(text: str, command: re.Pattern[str], rewrite: Callable[[str, str], str | None]) -> str:
-    """``text`` with each ``command`` and its group replaced by a group of what ``rewrite`` says, unless ``None``."""
+def _without_fonts(text: str) -> str:
+    """``text`` with a bare group in place of each font command around mathematics."""
     parts, at = [], 0
-    while match := command.search(text, at):
+    while match := _FONT.search(text, at):
         end = group_end(text, match.end())
         if end < 0:
             break
-        new = rewrite(match[1], text[match.end() + 1 : end - 1])
-        if new is None:
+        if _is_mathematics(match[1], text[match.end() + 1 : end - 1]):
+            parts.append(text[at : match.start()])
+            text, at = text[match.end() :], 0
+        else:
             parts.append(text[at : match.end() + 1])
             at = match.end() + 1
-        else:
-            parts.append(text[at : match.start()])
-            text, at = "{" + new + "}" + text[end:], 0
     return "".join([*parts, text[at:]])
 
 

@@ -13,8 +13,7 @@ from grpo_pl.rewards.completion_text import after_closed_thinking, after_thinkin
 from grpo_pl.rewards.mathematics.answer_rules import AnswerRules, Job
 from grpo_pl.rewards.mathematics.boxes import boxed_answer
 from grpo_pl.rewards.mathematics.canonical import canonical
-from grpo_pl.rewards.sandbox.pool import Verdict
-from grpo_pl.rewards.sandbox.sandboxed_reward import SandboxedReward
+from grpo_pl.rewards.sandbox.pool import SandboxedReward, Verdict
 from grpo_pl.rewards.sandbox.task_queue import looks_costly
 
 _COSTLY = frozenset({"timeout", "killed", "crashed"})

@@ -8,11 +8,12 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
+from grpo_pl.rewards.mathematics.written_numbers import SMALL
+
 _SPACES = re.compile(r"(?<![A-Za-z\d])\s+|\s+(?![A-Za-z\d])")
 _CLOCK = re.compile(r"0?(\d{1,2}):([0-5]\d)(?::([0-5]\d))?")
 _DATE = re.compile(r"\d{4}([-/.])\d{1,2}\1\d{1,2}|\d{1,2}([-/.])\d{1,2}\2\d{4}")
-_BASES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
-_BASE_NUMBER = rf"(?P<base>\d{{1,2}}|{'|'.join(_BASES.split()[2:])})"
+_BASE_NUMBER = rf"(?P<base>\d{{1,2}}|{'|'.join([*SMALL][2:17])})"
 _BASED = re.compile(
     r"\(?(?P<digits>-?\s?[0-9A-Fa-f]*\d[0-9A-Fa-f]*(?:\.[0-9A-Fa-f]+)?|-?[A-F]+)\)?\s*"
     rf"(?:_\s*(?:\{{\s*(?:\\text\s*\{{\s*)?{_BASE_NUMBER}\s*\}}?\s*\}}|(?P<short>\d)|\\text\s*\{{\s*(?P<name>[a-z]+)\s*\}})"
@@ -153,7 +154,7 @@ def read_base(text: str) -> tuple[str, int] | None:
     if match is None:
         return None
     written = match["base"] or match["short"] or match["name"] or match["long"] or ""
-    base = int(written) if written.isdigit() else _BASES.split().index(written) if written in _BASES.split() else 0
+    base = int(written) if written.isdigit() else SMALL.get(written, 0)
     digits = match["digits"].replace(" ", "").upper()
     if not 2 <= base <= 16 or not re.search(r"\d", digits) or any(int(d, 16) >= base for d in digits if d.isalnum()):
         return None

@@ -84,11 +84,10 @@ def same_number(gold: Number, answer: Number, relative_tolerance: float) -> bool
     return difference <= min(ABSOLUTE_TOLERANCE, Fraction(relative_tolerance) * abs(gold.value))
 
 
-_UNITS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
-)
+_TO_SIXTEEN = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
 _TENS_IN_WORDS = "twenty thirty forty fifty sixty seventy eighty ninety"
-_SMALL = {word: i for i, word in enumerate(f"{_UNITS} eighteen nineteen".split())}
+SMALL = {word: i for i, word in enumerate(f"{_TO_SIXTEEN} seventeen eighteen nineteen".split())}
+"""Words for the numbers below twenty -> the number."""
 _TENS = {word: 10 * i for i, word in enumerate(_TENS_IN_WORDS.split(), 2)}
 _SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
 
@@ -104,7 +103,7 @@ def number_in_words(words: str) -> Number | None:
                 return None
             total, group, last = (total, group * 100, last) if scale == 100 else (total + group * scale, -1, scale)
             continue
-        value = _SMALL.get(part, _TENS.get(part, -1))
+        value = SMALL.get(part, _TENS.get(part, -1))
         fits = group < 0 or (group % 100 == 0 and group > 0) or (group % 100 in _TENS.values() and 0 < value < 10)
         if value < 0 or not fits:
             return None

@@ -1,4 +1,4 @@
-"""A pool of worker processes that judge untrusted answers under limits on time and memory and can be killed."""
+"""A pool of worker processes that judge untrusted answers within limits and can be killed; rewards that judge in it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
 
+from grpo_pl.rewards.base import Reward
 from grpo_pl.rewards.sandbox.task_queue import CALLER, Job, Verdict, growth
 from grpo_pl.rewards.sandbox.worker_threads import SandboxSettings, WorkerStartError, WorkerThreads
 
@@ -155,3 +157,42 @@ def _forget_after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+def _default_workers() -> int:
+    """Two, or one where this process may use a single core."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(2, cores)
+
+
+@dataclass(kw_only=True)
+class SandboxedReward(Reward):
+    """A reward whose judge runs in a pool of worker processes, under limits on CPU time and memory."""
+
+    judge: ClassVar[str] = SandboxSettings.judge
+    """Module that defines ``judge``."""
+    workers: int = field(default_factory=_default_workers)
+    """Worker processes, by default two, or one where a single core may be used; rewards with the same limits share
+    them."""
+    soft_limit_s: float = 1.0
+    """CPU seconds after which a comparison is interrupted (status ``timeout``)."""
+    hard_limit_s: float = 1.5
+    """CPU seconds after which a worker that cannot be interrupted is killed (status ``killed``)."""
+    memory_limit_mb: int = 2048
+    """Address space of one worker in MiB."""
+    max_answer_chars: int = 1000
+    """Longer boxed answers are not judged (status ``too_long``)."""
+    pool: WorkerPool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.max_answer_chars < 1:
+            raise ValueError(f"max_answer_chars must be at least 1, got {self.max_answer_chars}.")
+        names = [f.name for f in fields(SandboxSettings) if hasattr(self, f.name)]
+        self.pool = shared_pool(SandboxSettings(**{name: getattr(self, name) for name in names}))
+
+    def start(self) -> None:
+        self.pool.start()
+
+    def close(self) -> None:
+        """Ends the workers, also for other rewards that share them; the next use of one starts new workers."""
+        self.pool.close()
