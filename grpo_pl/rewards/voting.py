@@ -12,12 +12,7 @@ _COSTLY = frozenset({"timeout", "killed", "crashed", "too_long"})
 
 
 def answer_classes(
-    reward: Reward,
-    *,
-    completions: Sequence[str],
-    scores: Sequence[Score],
-    columns: Columns,
-    group_size: int,
+    reward: Reward, *, completions: Sequence[str], scores: Sequence[Score], columns: Columns, group_size: int
 ) -> list[int]:
     """Numbers the answers of each group, so that a majority can be counted: equal numbers are equal answers.
 

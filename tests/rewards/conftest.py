@@ -1,10 +1,11 @@
-"""The reward of mathematics whose workers these tests share."""
+"""What these tests share: the reward of mathematics with its workers, and an endpoint of their own."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from grpo_pl.rewards import MathReward
+from tests.rewards.endpoint import Endpoint
 
 
 @pytest.fixture(scope="session")
@@ -13,3 +14,10 @@ def reward() -> Iterator[MathReward]:
     reward = MathReward(soft_limit_s=5.0, hard_limit_s=20.0)
     yield reward
     reward.close()
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    server = Endpoint()
+    yield server
+    server.die()

@@ -31,10 +31,7 @@ FORMS: dict[str, dict[str, dict[str, Any]]] = {
     "LengthReward": {"cosine": {"shape": "cosine", "correct": ExactReward()}, "budget": {"shape": "budget"}},
     "RepetitionReward": {"character": {"unit": "character"}},
     "LanguageConsistencyReward": {"ru": {"language": "ru"}},
-    "SortingReward": {
-        "distance": {"credit": "distance"},
-        "simple": {"credit": "inclusion_order_simple"},
-    },
+    "SortingReward": {"distance": {"credit": "distance"}, "simple": {"credit": "inclusion_order_simple"}},
 }
 """Class name -> a name for other arguments than the defaults -> these arguments."""
 NAMES = [name for kind in SHIPPED for name in (kind, *(f"{kind} {form}" for form in FORMS.get(kind, ())))]

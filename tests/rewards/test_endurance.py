@@ -52,11 +52,7 @@ def test_a_minute_of_random_latex_neither_hangs_nor_crashes_the_parent() -> None
     seen = set()
 
     @settings(
-        max_examples=20,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
+        max_examples=20, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
     )
     @given(st.lists(st.tuples(TEXT, TEXT), min_size=8, max_size=8))
     def judge(pairs: list[tuple[str, str]]) -> None:

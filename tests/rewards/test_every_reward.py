@@ -2,15 +2,12 @@
 
 import json
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +16,9 @@ from grpo_pl.rewards.answer_reading import json_field, last_number, read_anywher
 from grpo_pl.rewards.mathematics.units import split_unit
 from grpo_pl.rewards.mathematics.written_numbers import is_worked_out, read_number
 from grpo_pl.tools.skeletons import forms_of
+from tests.rewards.endpoint import Endpoint
 from tests.rewards.shipped import NAMES, make
+from tests.rewards.tiny_models import save_tiny
 
 PATTERNS = [
     " ", "\n", "~", "7", "42,", "1 111 ", "- ", "a ", "aП", "{", "}", "(", "^", "$", "```", "\\", "\\[", "\\(",
@@ -30,63 +29,24 @@ PATTERNS = [
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    """An OpenAI-compatible server on loopback that finds everything different."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "DIFFERENT"}}
-            body = {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.end_headers()
-            self.wfile.write(json.dumps(body).encode())
-
-        def log_message(self, *arguments: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+def url() -> Iterator[str]:
+    """Of an endpoint that finds everything different."""
+    server = Endpoint()
+    server.behave = lambda handler, request: handler.say("DIFFERENT")
+    yield server.url
+    server.die()
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """A tiny sequence classifier and a tiny token classifier, one token per character."""
-    from tokenizers import Regex, Tokenizer, pre_tokenizers
-    from tokenizers.models import WordLevel
-    from transformers import (
-        LlamaConfig,
-        LlamaForSequenceClassification,
-        LlamaForTokenClassification,
-        PreTrainedTokenizerFast,
-    )
-
-    characters = ["<pad>", *map(chr, range(32, 127))]
-    tokens = Tokenizer(WordLevel({c: i for i, c in enumerate(characters)}, unk_token="<pad>"))
-    tokens.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokens, pad_token="<pad>")
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
-        num_labels=2, pad_token_id=0,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    folders = {}
-    for head in (LlamaForSequenceClassification, LlamaForTokenClassification):
-        folders[head.__name__] = tmp_path_factory.mktemp(head.__name__)
-        tokenizer.save_pretrained(folders[head.__name__])
-        head(config).save_pretrained(folders[head.__name__])
-    return folders
+    heads = ("LlamaForSequenceClassification", "LlamaForTokenClassification")
+    return {head: save_tiny(tmp_path_factory.mktemp(head), head, width=8, num_labels=2) for head in heads}
 
 
 @pytest.fixture(scope="module")
 def rewards(
-    endpoint: str, models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
+    url: str, models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Mapping[str, Reward]]:
     """Every reward of the package in every form, by its name."""
     file = tmp_path_factory.mktemp("function") / "own.py"
@@ -96,9 +56,9 @@ def rewards(
         "ReasoningGymReward": {"workers": 1},
         "CodeReward": {"workers": 1, "isolation": "available"},
         "FunctionReward": {"function": f"{file}:length"},
-        "JudgeReward": {"model": "m", "base_url": endpoint},
+        "JudgeReward": {"model": "m", "base_url": url},
         "RubricReward": {
-            "model": "m", "base_url": endpoint, "criteria": {"It is short.": 1.0}, "cache_file": f"{file}.sqlite",
+            "model": "m", "base_url": url, "criteria": {"It is short.": 1.0}, "cache_file": f"{file}.sqlite",
         },
         "ModelReward": {"model": str(models["LlamaForSequenceClassification"]), "max_length": 64},
         "ProcessModelReward": {"model": str(models["LlamaForTokenClassification"]), "max_length": 256},

@@ -8,27 +8,15 @@ import pytest
 import torch
 
 from grpo_pl.rewards import ModelReward
+from tests.rewards.tiny_models import save_tiny
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny classifier with random weights, one token per character, without a padding token."""
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast
-
+    """A tiny classifier without a padding token."""
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_labels": 3, "initializer_range": 1.0}
     folder = tmp_path_factory.mktemp("reward_model")
-    characters = ["<eos>"] + [chr(i) for i in range(32, 127)]
-    tokens = Tokenizer(models.WordLevel({c: i for i, c in enumerate(characters)}, unk_token="<eos>"))
-    tokens.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token="<eos>")
-    tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
-        num_labels=3, initializer_range=1.0,
-    )  # fmt: skip
-    LlamaForSequenceClassification(config).save_pretrained(folder)
-    return folder
+    return save_tiny(folder, "LlamaForSequenceClassification", width=16, special="eos", **shape)
 
 
 def reference(folder: Path, text: str) -> torch.Tensor:

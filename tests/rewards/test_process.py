@@ -1,25 +1,26 @@
-import threading
-from concurrent.futures import ThreadPoolExecutor
+import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from transformers import AutoTokenizer, LlamaForTokenClassification
 
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts, scratchpad
 from grpo_pl.rewards import ColumnArithmeticReward, ProcessModelReward, StepScores
 from grpo_pl.rewards.process import column_steps, line_steps
+from tests.rewards.tiny_models import save_tiny
 
 RIGHT = "<think>7+5+0=12\n4+8+1=13\n3+2+1=6\n</think><answer>\\boxed{632}</answer>"
 
 
-def steps(completion: str, gold: str = "632", prompt: str = "347+285=") -> StepScores | None:
-    return ColumnArithmeticReward().steps([completion], [gold], {"prompt": [prompt]})[0]
+def steps(completion: str, gold: str = "632", prompt: str = "347+285=") -> StepScores:
+    (scored,) = ColumnArithmeticReward().steps([completion], [gold], {"prompt": [prompt]})
+    assert scored is not None
+    return scored
 
 
 def test_every_right_line_and_the_answer_are_worth_one() -> None:
     scored = steps(RIGHT)
-    assert scored is not None
     assert scored.values == (1.0, 1.0, 1.0, 1.0)
     texts = [RIGHT[:end] for end in scored.ends]
     assert texts[0] == "<think>7+5+0=12"
@@ -33,26 +34,23 @@ def test_the_rule_knows_the_format_of_the_arithmetic_prompts(operator: str, a: i
 
 
 def test_demonstrations_are_all_right() -> None:
-    import random
-
     source = ArithmeticPrompts(operators="+-", scratchpad_share=1.0)
     for prompt in source.validation(20):
         completion = source.demonstration(prompt, random.Random(0))
         scored = steps(completion, prompt.answer, prompt.question)
-        assert scored is not None
         assert set(scored.values) == {1.0}
 
 
-def test_an_early_error_spoils_its_own_line_only_if_the_rest_is_right() -> None:
-    scored = steps(RIGHT.replace("4+8+1=13", "4+8+0=12"))
-    assert scored is not None
-    assert scored.values == (1.0, 0.0, 1.0, 1.0)
-
-
-def test_extra_lines_and_a_wrong_answer_are_worth_nothing() -> None:
-    scored = steps(RIGHT.replace("\n</think>", "\n9+9+9=27\n</think>").replace("632", "633"))
-    assert scored is not None
-    assert scored.values == (1.0, 1.0, 1.0, 0.0, 0.0)
+@pytest.mark.parametrize(
+    ("completion", "values"),
+    [
+        (RIGHT.replace("4+8+1=13", "4+8+0=12"), (1.0, 0.0, 1.0, 1.0)),  # an early error spoils its own line alone
+        (RIGHT.replace("\n</think>", "\n9+9+9=27\n</think>").replace("632", "633"), (1.0, 1.0, 1.0, 0.0, 0.0)),
+        ("<think>7+5+0=12\n4+8", (1.0, 0.0)),  # a thought that was cut off is judged as far as it goes
+    ],
+)
+def test_each_line_is_judged_by_itself(completion: str, values: tuple[float, ...]) -> None:
+    assert steps(completion).values == values
 
 
 def test_a_guess_has_one_step_and_silence_none() -> None:
@@ -60,15 +58,8 @@ def test_a_guess_has_one_step_and_silence_none() -> None:
     assert steps("<think>") == StepScores((), ())
 
 
-def test_a_cut_off_thought_is_judged_as_far_as_it_goes() -> None:
-    scored = steps("<think>7+5+0=12\n4+8")
-    assert scored is not None
-    assert scored.values == (1.0, 0.0)
-
-
 def test_a_box_command_without_a_box_is_no_answer_and_no_error() -> None:
     scored = steps("7+5+0=12\n\\boxed{632} \\boxed")
-    assert scored is not None
     assert scored.values == (1.0, 1.0)
     assert scored.ends[-1] == len("7+5+0=12\n\\boxed{632}")
     assert steps("\\boxed{632} \\boxed{") == StepScores((0.0,), (19,))
@@ -76,7 +67,7 @@ def test_a_box_command_without_a_box_is_no_answer_and_no_error() -> None:
 
 @pytest.mark.parametrize("prompt", ["1" * 5000, f"{'1' * 5000}+1=", f"1+{'1' * 101}="])
 def test_numbers_that_nobody_adds_in_columns_cannot_be_judged(prompt: str) -> None:
-    assert steps(RIGHT, prompt=prompt) is None
+    assert ColumnArithmeticReward().steps([RIGHT], ["632"], {"prompt": [prompt]}) == [None]
 
 
 def test_as_an_outcome_it_is_the_share_of_right_steps() -> None:
@@ -102,28 +93,15 @@ def test_inconsistent_step_scores_are_refused(values: tuple[float, ...], ends: t
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny token classifier, one token per character, whose label 1 is likely exactly at digits."""
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForTokenClassification, PreTrainedTokenizerFast
-
-    folder = tmp_path_factory.mktemp("prm")
-    characters = [chr(i) for i in range(32, 127)] + ["\n"]
-    tokens = Tokenizer(models.WordLevel({c: i for i, c in enumerate(["<pad>", *characters])}, unk_token="<pad>"))
-    tokens.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokens, pad_token="<pad>")
-    tokenizer.save_pretrained(folder)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        num_labels=2, pad_token_id=0,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = LlamaForTokenClassification(config)
+    """A tiny token classifier whose label 1 is likely exactly at digits."""
+    folder = save_tiny(tmp_path_factory.mktemp("prm"), "LlamaForTokenClassification", width=16, num_labels=2)
+    model = LlamaForTokenClassification.from_pretrained(folder)
     for layer in model.model.layers:  # leaves the embedding alone on the residual stream
         layer.self_attn.o_proj.weight.data.zero_()
         layer.mlp.down_proj.weight.data.zero_()
     direction = torch.zeros(16)
     direction[0] = 1.0
-    digits = tokenizer.convert_tokens_to_ids(list("0123456789"))
+    digits = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids(list("0123456789"))
     model.model.embed_tokens.weight.data[:] = -direction
     model.model.embed_tokens.weight.data[digits] = direction
     model.score.weight.data = torch.stack([-direction, direction])
@@ -154,21 +132,3 @@ def test_a_step_that_was_cut_off_leaves_no_score(model_folder: Path) -> None:
 
 def test_no_text_has_no_steps(model_folder: Path) -> None:
     assert ProcessModelReward(model=str(model_folder)).steps(["", ""], ["", ""], {}) == [StepScores((), ())] * 2
-
-
-def test_threads_that_call_it_at_once_share_one_model(model_folder: Path) -> None:
-    reward, start = ProcessModelReward(model=str(model_folder), batch_size=2), threading.Barrier(8)
-    lines = [["a=1\nb\n 22 " + "x" * i, "c" * (i + 1), ""] for i in range(8)]
-    expected = [ProcessModelReward(model=str(model_folder)).steps(part, [""] * 3, {}) for part in lines]
-
-    def call(part: list[str]) -> tuple[object, Any]:
-        start.wait()
-        model = reward.loaded[0]
-        return model, [reward.steps(part, [""] * 3, {}) for _ in range(10)][-1]
-
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(call, lines))
-    assert len({id(model) for model, _ in found}) == 1
-    for (_, scored), right in zip(found, expected, strict=True):
-        assert [s.ends for s in scored] == [s.ends for s in right if s]
-        assert [s.values for s in scored] == [pytest.approx(s.values, abs=1e-5) for s in right if s]

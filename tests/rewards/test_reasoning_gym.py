@@ -193,10 +193,7 @@ def test_settings_that_reasoning_gym_refuses_are_not_the_fault_of_the_completion
 
 @pytest.mark.parametrize(
     "task",
-    [
-        *SPREAD,
-        *(pytest.param(task, marks=pytest.mark.slow) for task in sorted(set(DATASETS) - {*SPREAD, "composite"})),
-    ],
+    [*SPREAD, *(pytest.param(task, marks=pytest.mark.slow) for task in sorted(set(DATASETS) - {*SPREAD, "composite"}))],
 )
 def test_every_entry_travels_unchanged(task: str) -> None:
     for entry, _ in zip(reasoning_gym.create_dataset(task, size=20, seed=5), range(3), strict=False):

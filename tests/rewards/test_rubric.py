@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,10 @@ pytest.importorskip("openai")
 from grpo_pl.rewards import RubricReward
 from grpo_pl.rewards.base import MissingColumn
 from grpo_pl.rewards.rubric import INSTRUCTIONS, read_verdict, rubric_value
-from tests.rewards.test_judge import FORGED, Endpoint, Handler
+from tests.rewards.endpoint import FORGED, Endpoint, Handler
 
 POLITE, SHORT, RUDE = "It is polite.", "It has at most ten words.", "It insults the reader."
 CRITERIA = {POLITE: 3.0, SHORT: 1.0, RUDE: -2.0}
-
-
-@pytest.fixture
-def endpoint() -> Iterator[Endpoint]:
-    server = Endpoint()
-    yield server
-    server.die()
 
 
 @pytest.fixture
@@ -135,13 +128,6 @@ def test_several_threads_and_objects_share_one_file(endpoint: Endpoint, rubric: 
     assert values == [0.75] * 16
     with sqlite3.connect(tmp_path / "v.sqlite") as table:
         assert table.execute("SELECT COUNT(*) FROM verdicts").fetchone() == (48,)
-
-
-def test_at_most_so_many_requests_are_in_flight(endpoint: Endpoint, rubric: Any) -> None:
-    endpoint.behave = _meets(POLITE)
-    rubric(concurrency=2)([f"text {i}" for i in range(8)], [""] * 8, {})
-    assert 1 <= endpoint.most_in_flight <= 2
-    assert len(endpoint.requests) == 24
 
 
 def test_a_spent_budget_is_nobodys_fault_and_sends_nothing_more(endpoint: Endpoint, rubric: Any) -> None:

@@ -14,13 +14,7 @@ import pytest
 import grpo_pl.rewards as rewards_module
 from grpo_pl.config.objects import build, build_rewards
 from grpo_pl.rewards import ExactReward, Reward
-from grpo_pl.rewards.trust import (
-    SOURCES,
-    Untrusted,
-    check_rewards_trusted,
-    check_source_trusted,
-    trusted_rewards,
-)
+from grpo_pl.rewards.trust import SOURCES, Untrusted, check_rewards_trusted, check_source_trusted, trusted_rewards
 from tests.rewards.shipped import SHIPPED
 
 NEEDS_TRUST = {"CodeReward", "FunctionReward", "JudgeReward", "ModelReward", "ProcessModelReward", "RubricReward"}

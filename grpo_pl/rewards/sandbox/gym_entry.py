@@ -14,9 +14,7 @@ from typing import Any, NamedTuple
 
 MAX_CHARS = 1_000_000
 """Longer text is refused; the largest problems of reasoning-gym have some ten thousand characters."""
-REFUSED = {
-    "composite": "it mixes tasks; give each its own source in grpo_pl.data.mixture.MixturePrompts",
-}
+REFUSED = {"composite": "it mixes tasks; give each its own source in grpo_pl.data.mixture.MixturePrompts"}
 """Tasks that are refused -> the reason."""
 OWN_SETTINGS = frozenset({"seed", "size"})
 """Settings that ``ReasoningGymPrompts`` sets itself, so that a problem may not."""

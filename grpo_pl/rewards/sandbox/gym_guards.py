@@ -203,11 +203,7 @@ def _boxes(answer: str, entry: dict[str, Any]) -> str:
     return "no order to an agent"
 
 
-_MOVES = {
-    "rubiks_cube": re.compile(r"\S+"),
-    "rush_hour": re.compile(r"[A-Z][+-]\d+"),
-    "sokoban": re.compile(r"[LURD]"),
-}
+_MOVES = {"rubiks_cube": re.compile(r"\S+"), "rush_hour": re.compile(r"[A-Z][+-]\d+"), "sokoban": re.compile(r"[LURD]")}
 """Task -> a move; its scorer looks at the end alone, also where the puzzle was solved long before."""
 _FILLERS = frozenset({"is", "a", "an", "and"})
 _AGENT = re.compile(r"Agent\[\d+\.?\d*, ?\d+\.?\d*\]")
