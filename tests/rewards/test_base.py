@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from grpo_pl.rewards import ExactReward, PerSource, Reward, Score
-from grpo_pl.rewards.base import PerCompletionReward, correctness_index, require_correctness
+from grpo_pl.rewards import ExactReward, FunctionReward, LengthReward, MathReward, PerSource, Reward, Score
+from grpo_pl.rewards.base import PerCompletionReward, correctness_index, needs_of, require_correctness
+from grpo_pl.rewards.golds import check_golds
 
 
 @dataclass(kw_only=True)
@@ -15,6 +17,7 @@ class Length(PerCompletionReward):
     name: str = "length"
     least: int = 0
     calls: list[str] = field(default_factory=list, init=False)
+    held: list[dict[str, Reward]] = field(default_factory=list)
 
     def gold_faults(self, golds: Sequence[str]) -> list[str]:
         return ["" if gold else "empty" for gold in golds]
@@ -31,23 +34,24 @@ class Length(PerCompletionReward):
 
 def test_weight_and_correctness_are_arguments_of_every_reward() -> None:
     reward = Length(weight=0.5, correctness=True, least=1)
-    assert reward.init_args() == {"name": "length", "weight": 0.5, "correctness": True, "least": 1}
+    assert reward.init_args() == {"name": "length", "weight": 0.5, "correctness": True, "least": 1, "held": []}
     assert (Length().weight, Length().correctness, Length().on_error) == (1.0, False, "raise")
 
 
+class Plain(Reward):
+    name = "plain"
+    weight = 0.25
+
+    def __init__(self, text: str = "") -> None:
+        self.text = text
+
+    def __call__(
+        self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> list[Score]:
+        return [Score(float(self.text in completion), "ok") for completion in completions]
+
+
 def test_a_reward_that_is_no_dataclass_keeps_its_own_constructor_and_values() -> None:
-    class Plain(Reward):
-        name = "plain"
-        weight = 0.25
-
-        def __init__(self, text: str) -> None:
-            self.text = text
-
-        def __call__(
-            self, completions: Sequence[str], answers: Sequence[str], columns: Mapping[str, Sequence[Any]]
-        ) -> list[Score]:
-            return [Score(float(self.text in completion), "ok") for completion in completions]
-
     reward = Plain("a")
     assert (reward.name, reward.weight, reward.correctness, reward.on_error) == ("plain", 0.25, False, "raise")
     assert reward(["abc"], [""], {})[0].value == 1.0
@@ -74,3 +78,42 @@ def test_the_correctness_reward_is_found_by_its_mark() -> None:
     assert correctness_index([Length()]) is None
     with pytest.raises(ValueError, match="an evaluation needs a reward with `correctness: true`"):
         require_correctness([Length()], "an evaluation")
+
+
+FUNCTIONS = """
+def texts(completions): return [0.0] * len(completions)
+def tokens(completions, completion_ids): return [0.0] * len(completions)
+def lengths(completions, *, completion_length=None): return [0.0] * len(completions)
+def anything(completions, **kwargs): return [0.0] * len(completions)
+"""
+
+
+def test_a_reward_says_which_costly_columns_it_reads(tmp_path: Path) -> None:
+    file = tmp_path / "functions.py"
+    file.write_text(FUNCTIONS)
+    named = {name: FunctionReward(function=f"{file}:{name}") for name in ("texts", "tokens", "lengths", "anything")}
+    assert {name: set(reward.needs) for name, reward in named.items()} == {
+        "texts": set(),
+        "tokens": {"completion_ids"},
+        "lengths": {"completion_length"},
+        "anything": {"completion_ids", "completion_length"},
+    }
+    assert ExactReward().needs == Plain().needs == needs_of([]) == frozenset()
+    assert LengthReward().needs == {"completion_length"}
+    assert needs_of([LengthReward(), named["tokens"]]) == {"completion_ids", "completion_length"}
+    tokens = named["tokens"]  # and what it needs, those need that hold it
+    assert PerSource(rewards={"a": ExactReward(), "b": tokens}).needs == {"completion_ids"}
+    assert LengthReward(shape="cosine", correct=tokens).needs == {"completion_ids", "completion_length"}
+    assert Length(held=[{"a": PerSource(rewards={"x": LengthReward()})}]).needs == {"completion_length"}
+
+
+def test_what_an_earlier_version_kept_is_not_in_the_way(tmp_path: Path) -> None:
+    reward = MathReward(correctness=True)
+    bad = check_golds(reward, ["1", "\\frac{"], cache_folder=tmp_path)
+    (kept,) = tmp_path.iterdir()
+    (tmp_path / kept.name.replace("faults-", "golds-")).write_text("[]")  # a list, until the files became objects
+    assert [gold.row for gold in bad] == [1]
+    assert check_golds(reward, ["1", "\\frac{"], cache_folder=tmp_path) == bad
+    kept.unlink()
+    assert check_golds(reward, ["1", "\\frac{"], cache_folder=tmp_path) == bad
+    reward.close()

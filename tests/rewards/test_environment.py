@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from grpo_pl.rewards import EnvironmentReward, ExactReward, Score
+from grpo_pl.rewards import EnvironmentReward, Score
 from grpo_pl.rewards.base import MissingColumn
-from grpo_pl.rewards.batch import score_completions
 
 
 def episode(*rewards: float, status: str = "ok", value: float | None = math.nan, detail: str = "") -> dict[str, Any]:
@@ -61,18 +60,3 @@ def test_rows_without_episodes_are_refused() -> None:
 def test_a_threshold_must_be_a_number() -> None:
     with pytest.raises(ValueError, match="threshold must be a finite number or null, got nan"):
         EnvironmentReward(threshold=math.nan)
-
-
-def test_no_reward_judges_an_episode_that_its_environment_failed() -> None:
-    """What was said until then would be judged as if the policy had stopped there."""
-    episodes = [episode(0.0), episode(0.0, status="killed", value=None, detail="its process ended"), {"other": None}]
-    rewards = [ExactReward(correctness=True), EnvironmentReward()]
-    scored = score_completions(
-        rewards[:1], completions=["\\boxed{7}"] * 2 + ["\\boxed{8}"], answers=["7"] * 3, columns={"episode": episodes}
-    )
-    assert scored.scores[0][0].value == 1.0 and scored.scores[0][2].value == 0.0
-    assert scored.scores[0][1] == Score(None, "unavailable", "its process ended")
-    both = score_completions(
-        rewards, completions=["\\boxed{7}"] * 2, answers=["7"] * 2, columns={"episode": episodes[:2]}
-    )
-    assert [scores[1].value for scores in both.scores] == [None, None]

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,39 +41,39 @@ def judge_text(reward: MathReward, completion: str, gold: str) -> Score:
     return score
 
 
-def test_01_tower_of_powers_times_out(reward: MathReward) -> None:
+def test_tower_of_powers_times_out(reward: MathReward) -> None:
     score = judge(reward, "9^{9^{9^9}}", "5")
     assert (score.value, score.status) == (0.0, "timeout")
 
 
-def test_02_tower_plus_one_can_be_logged(reward: MathReward) -> None:
+def test_tower_plus_one_can_be_logged(reward: MathReward) -> None:
     score = judge(reward, "9^{9^{9^9}}+1", "5")
     assert (score.value, score.status) == (0.0, "timeout")
     assert "9^{9^{9^9}}+1" in f"{score}"
 
 
-def test_03_iterated_factorial(reward: MathReward) -> None:
+def test_iterated_factorial(reward: MathReward) -> None:
     score = judge(reward, "((20!)!)!", "5")
     assert score.value == 0.0
     # without gmpy2 the time is over first, or else the memory
     assert score.status in (["crashed"] if reward.name == "gmpy2" else ["timeout", "crashed"])
 
 
-def test_04_large_factorial(reward: MathReward) -> None:
+def test_large_factorial(reward: MathReward) -> None:
     kills = reward.pool.kills
     score = judge(reward, "100000000!", "5")
     assert (score.value, score.status) == (0.0, "killed" if reward.name == "gmpy2" else "timeout")
     assert reward.pool.kills == kills + (reward.name == "gmpy2")
 
 
-def test_05_large_binomial(reward: MathReward) -> None:
+def test_large_binomial(reward: MathReward) -> None:
     score = judge(reward, r"\binom{10^9}{5\cdot10^8}", "5")
     assert (score.value, score.status) == (0.0, "timeout")  # no worker is lost, with gmpy2 or without
     assert judge(reward, r"\binom{40}{20}+x", "x+137846528820").value == 0.0  # work, not a result
     assert judge(reward, r"x+137846528820", r"\binom{40}{20}+x").value == 1.0
 
 
-def test_06_large_expansion_stays_within_the_memory_limit(reward: MathReward) -> None:
+def test_large_expansion_stays_within_the_memory_limit(reward: MathReward) -> None:
     score = judge(reward, "(x+y+2)^{2000}", "x^2+1")
     assert score.value == 0.0
     assert score.status in COSTLY
@@ -95,73 +96,30 @@ def test_06_large_expansion_stays_within_the_memory_limit(reward: MathReward) ->
         pytest.param("7" * 450, id="digits-within-the-length"),
     ],
 )
-def test_07_to_11_too_large_to_judge(reward: MathReward, answer: str) -> None:
+def test_too_large_to_judge(reward: MathReward, answer: str) -> None:
     score = judge(reward, answer, "5")
     assert (score.value, score.status) == (0.0, "too_long")
     assert len(score.detail) < 200
 
 
-def test_12_the_last_of_a_thousand_boxes_counts(reward: MathReward) -> None:
+def test_the_last_of_a_thousand_boxes_counts(reward: MathReward) -> None:
     assert judge_text(reward, r"\boxed{5}" * 999 + r"\boxed{6}", "5") == Score(0.0, "wrong", "6")
     assert judge_text(reward, r"\boxed{6}" * 999 + r"\boxed{5}", "5") == Score(1.0, "ok", "5")
 
 
-@pytest.mark.parametrize("completion", [r"\boxed{5}\boxed{}", r"\boxed{}", r"\boxed{5"])
-def test_13_to_15_empty_and_unclosed_boxes_are_no_answer(reward: MathReward, completion: str) -> None:
-    assert judge_text(reward, completion, "5") == Score(0.0, "no_answer")
-
-
-def test_16_a_relation_between_numbers_is_no_value_but_an_assignment_is(reward: MathReward) -> None:
-    assert judge(reward, "6=5", "5").value == 0.0
-    assert judge(reward, "1=2=5", "5").value == 0.0
-    assert judge(reward, "x=5", "5").value == 1.0
-
-
-def test_17_unevaluated_work_is_wrong(reward: MathReward) -> None:
-    score = judge(reward, r"123\cdot456", "56088")
-    assert (score.value, score.status) == (0.0, "wrong")
-
-
-def test_18_units_must_agree(reward: MathReward) -> None:
+def test_units_must_agree(reward: MathReward) -> None:
     score = judge(reward, "5 cm", "5 m")
     assert (score.value, score.status) == (0.0, "wrong")
     assert "unit" in score.detail
 
 
-def test_19_percent_is_a_hundredth_and_only_that(reward: MathReward) -> None:
-    assert [judge(reward, r"50\%", gold).value for gold in ("0.5", "50")] == [1.0, 0.0]
-
-
-def test_20_tiny_numbers_differ(reward: MathReward) -> None:
-    assert judge(reward, "10^{-20}", "10^{-21}").value == 0.0
-    assert judge(reward, r"\pi^{-40}", r"\pi^{-41}").value == 0.0
-
-
-def test_21_upright_e(reward: MathReward) -> None:
-    assert judge(reward, r"\frac{1}{\mathrm e}", "1/e").value == 1.0
-
-
-def test_22_gold_is_read_whole(reward: MathReward) -> None:
-    assert judge(reward, "2", r"2\pi").value == 0.0
-
-
-def test_23_bad_gold_has_no_value(reward: MathReward) -> None:
-    score = judge(reward, "5", r"\frac{")
-    assert (score.value, score.status) == (None, "bad_gold")
-
-
-def test_24_25_thousands_and_fullwidth_digits(reward: MathReward) -> None:
-    assert judge(reward, "1,000", "1000").value == 1.0
-    assert judge(reward, "５", "5").value == 1.0
-
-
 @pytest.mark.parametrize("mark", ["\0", "\ud800", "\u200f", "\u202e", "\u200b"])
-def test_26_invisible_characters_are_wrong_and_safe_to_store(reward: MathReward, mark: str) -> None:
+def test_invisible_characters_are_wrong_and_safe_to_store(reward: MathReward, mark: str) -> None:
     score = judge(reward, f"5{mark}", "5")
     assert (score.value, score.status) == (0.0, "wrong")
 
 
-def test_27_code_is_not_run(reward: MathReward, tmp_path: Path) -> None:
+def test_code_is_not_run(reward: MathReward, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     for code in (f"__import__('os').system('touch {trace}')", f"eval(\"open('{trace}','w')\")"):
         assert judge(reward, code, "5").value == 0.0
@@ -169,20 +127,34 @@ def test_27_code_is_not_run(reward: MathReward, tmp_path: Path) -> None:
     assert not trace.exists()
 
 
-def test_28_plus_minus_is_two_values(reward: MathReward) -> None:
-    assert judge(reward, r"\pm2", "2").value == 0.0
-
-
 @pytest.mark.parametrize("undefined", ["NaN", r"\text{nan}", r"\frac10", r"\frac{0}{0}"])
-def test_29_undefined_values_are_never_right(reward: MathReward, undefined: str) -> None:
+def test_undefined_values_are_never_right(reward: MathReward, undefined: str) -> None:
     assert judge(reward, undefined, undefined).value == 0.0
     assert judge(reward, undefined, "5").value == 0.0
 
 
-def test_31_float_limits_are_honoured() -> None:
+def test_float_limits_are_honoured() -> None:
     """Library timeouts, which a float breaks, are off; the limits here are real numbers of seconds."""
     reward = MathReward(soft_limit_s=0.25, hard_limit_s=1.75)
     scores = reward([r"\boxed{1+x}", r"\boxed{9^{9^{9^9}}}"], ["x+1", "5"], {})
     reward.close()
     assert [s.value for s in scores] == [1.0, 0.0]
     assert scores[1].detail == "9^{9^{9^9}}: over 0.25 s"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "x" + "'" * 26 + "+=5",
+        "x_{" + r"\alpha" * 10 + "!}=5",
+        r"\frac{d}{" + r"d\ddd" * 22 + "!}=5",
+        r"\text{C}" + "(C)" * 25 + "!",
+    ],
+)
+def test_no_regular_expression_takes_exponential_time(answer: str) -> None:
+    """Each of these could be read in two ways or more at every step, and took 3 seconds or more when all failed."""
+    rules = MathReward(workers=1).rules
+    started = time.process_time()
+    rules.plan("5", answer)
+    rules.plan(answer, "5")
+    assert time.process_time() - started < 1.0

@@ -96,12 +96,6 @@ def test_what_is_no_list_earns_nothing_and_thoughts_are_not_read(completion: str
         assert (score.value, score.status) == (0.0, status)
 
 
-def test_the_answer_behind_the_thoughts_is_read() -> None:
-    assert value("<think>\\boxed{3 1 2 0}</think><answer>0 1 2 3</answer>", "distance") == 1.0
-    assert value("<think>3 1</think> 0 1 2 3", "distance") == 1.0
-    assert value("<think>3 1</think><answer>it is \\boxed{0 1 2 3}</answer>", "distance") == 1.0
-
-
 def test_numbers_beyond_what_python_converts_are_too_long() -> None:
     reward = SortingReward()
     huge = "7" * 5000

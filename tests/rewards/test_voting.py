@@ -80,9 +80,3 @@ def test_rows_keep_their_own_columns_when_they_are_compared() -> None:
     scores = OwnColumn()(completions, [""] * 4, columns)
     found = answer_classes(OwnColumn(), completions=completions, scores=scores, columns=columns, group_size=2)
     assert found == [0, 0, 1, 2]
-
-
-def test_stated_answer_is_the_box_then_the_block_then_everything() -> None:
-    assert stated_answer(r"<answer>x \boxed{ 4 }</answer>") == "4"
-    assert stated_answer("<think>5</think><answer> 4 </answer>") == "4"
-    assert stated_answer(" 4 ") == "4"

@@ -98,10 +98,19 @@ def test_blocks_without_a_box_are_read_by_the_same_rule() -> None:
             assert scored(name, completion).value == 0.0
 
 
-def test_votes_are_read_after_the_thoughts() -> None:
-    assert stated_answer("<think>\\boxed{3}</think>\\boxed{4}") == "4"
-    assert stated_answer("<think>\\boxed{3}</think><answer>4</answer>") == "4"
-    assert stated_answer("<think>so \\boxed{3}") == "3"  # some rewards read that; who does not, has no answer to count
+@pytest.mark.parametrize(
+    ("completion", "stated"),
+    [
+        (r"<answer>x \boxed{ 4 }</answer>", "4"),
+        ("<think>5</think><answer> 4 </answer>", "4"),
+        (" 4 ", "4"),
+        (r"<think>\boxed{3}</think>\boxed{4}", "4"),
+        (r"<think>\boxed{3}</think><answer>4</answer>", "4"),
+        (r"<think>so \boxed{3}", "3"),  # some rewards read that; who does not, has no answer to count
+    ],
+)
+def test_a_vote_is_the_box_then_the_block_then_everything(completion: str, stated: str) -> None:
+    assert stated_answer(completion) == stated
 
 
 # --- programs ---

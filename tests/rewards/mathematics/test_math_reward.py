@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from grpo_pl.rewards import ExactReward, MathReward
+from grpo_pl.rewards.base import MissingColumn
+from grpo_pl.rewards.mathematics.canonical import canonical
 from grpo_pl.rewards.sandbox.pool import Verdict
 
 
@@ -92,19 +94,42 @@ WRONG = [
     ("AB", r"\text{ab}"), ("x=5", "X=5"), (r"\{R, 1\}", r"\{r, 1\}"), ("R>r", "r>R"), (r"\sin X", r"\sin x"),
     ("N!", "n!"), ("F(x)+1", "f(x)+1"), ("f'(x)", "f(x)"), ("f''(x)+1", "1+f'(x)"), ("A'B'", "AB"),
     ("y''+y=0", "y+y'=0"), (r"\theta'", r"\theta"), ("f^{-1}(x)", r"\frac{1}{f(x)}"), ("f^{(3)}(x)", "f(x)^3"),
+    # spellings
+    ("x<1 or x>3", "x<1, x<3"), ("€5", "5$"), ("€5", "$5"), ("5 m", "5$"), ("5 dollars", r"5\text{€}"),
+    ("€5", r"\pounds5"),
 ]  # fmt: skip
+SPELLINGS = [
+    ("x+1", r"x+\!1"), ("1000", r"1\!000"), ("(1,2)", r"(1,\!2)"), ("e^2", r"\mathrm e^2"),
+    ("2+3i", r"2+3\mathrm i"), ("x<5", r"x\lt 5"), ("x>5", r"x\gt 5"), ("x<1 or x>3", r"x\lt1\text{ or }x\gt3"),
+    ("c>b>a", r"a\lt b\lt c"), (r"\{1,2\}", r"\lbrace 2,1\rbrace"), (r"\mathbb{R}", r"\R"),
+    (r"\mathbb{R}", r"\mathbb R"), (r"\mathbb{R}", r"\Reals"), (r"\mathbb{R}\setminus\{2\}", r"\R\backslash\{2\}"),
+    (r"\mathbb{R}\setminus\{2\}", r"\mathbb{R}\smallsetminus\{2\}"),
+    (r"\mathbb{R}\setminus\{2\}", r"\mathbb{R}-\{2\}"), (r"\frac16", r"0.1\bar{6}"), (r"\frac16", r"0.1\dot6"),
+    (r"\frac{4}{33}", r"0.\bar{12}"), (r"0.\overline{12}", r"0.\bar{12}"), (r"\sqrt2", r"\sqrt2\simeq1.41"),
+    (r"\sqrt2", r"\sqrt2\doteq1.41"), (r"\sqrt2", r"\sqrt2\thickapprox1.41"), (r"2\pi", "2pi"),
+    ("5 euro", r"5\text{€}"), ("£5", r"5\text{ £ }"), ("5 euro", r"5\texteuro{}"), ("€5", r"\euro 5"),
+    ("£5", r"\pounds 5"), ("5 pounds", r"5\textsterling"), ("5 dollars", "5$"), ("5 dollars", "$5"),
+    ("5", r"\text{5}"), ("x<1 or x>3", "x<1, x>3"), ("x>1, x<3", "x>1 and x<3"),
+    (r"x \le 2 or y > 3", r"x \le 2, y>3"), ("80", r"\mbox{80}"), ("5", r"\mbox{5}"), ("-3", r"\mbox{-3}"),
+    ("1/2", r"\mbox{1/2}"), ("3", r"x=\mbox{3}"), ("80", r"\ce{80}"), ("1000", r"\text{1{,}000}"), ("5", r"\text{$5}"),
+    ("5", r"\text{{5}}"), ("-4", r"\text{\textbf{-4}}"), ("e^2", r"\mathrme^2"), ("2+3i", r"2+3\mathrmi"),
+]  # fmt: skip
+"""Spellings that math-verify 0.9 alone reads as something else: each pair is equal by one rule of ours."""
+SAME_SIGNS = {
+    "×": r"\times", "⋅": r"\cdot", "÷": "/", "±": r"\pm", "≤": r"\le", "⩽": r"\le", "≦": r"\le",
+    "⩾": r"\ge", "≧": r"\ge", "≡": r"\equiv", "∪": r"\cup", "∩": r"\cap", "∈": r"\in", "∖": r"\setminus", "→": r"\to",
+    "∧": r"\land", "∨": r"\lor", "∠": r"\angle", "△": r"\triangle", "∗": "*", "，": ",", "′": "'", "’": "'",
+    "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}",
+    "α": r"\alpha", "β": r"\beta", "λ": r"\lambda", "ω": r"\omega", "Γ": r"\Gamma", "Δ": r"\Delta", "Ψ": r"\Psi",
+}  # fmt: skip
 BAD_GOLD = ["", "  ", r"\frac{", r"\frac{1}", "5+", "NaN", r"\frac{1}{0}", "5\u200f", "10^{10^{10^{10}}}+x", "9" * 5000]
-
-
-def test_there_are_enough_pairs() -> None:
-    assert len(RIGHT) + len(WRONG) > 150
-
-
-ITSELF = [(gold, gold) for gold in sorted({gold for gold, _ in RIGHT + WRONG})]
+ITSELF = [(gold, gold) for gold in sorted({gold for gold, _ in RIGHT + WRONG + SPELLINGS})]
 
 
 @pytest.mark.parametrize(
-    ("pairs", "worth"), [(RIGHT, 1.0), (WRONG, 0.0), (ITSELF, 1.0)], ids=["equal", "other", "itself"]
+    ("pairs", "worth"),
+    [(RIGHT, 1.0), (SPELLINGS, 1.0), (WRONG, 0.0), (ITSELF, 1.0)],
+    ids=["equal", "spelling", "other", "itself"],
 )
 def test_answers_are_judged_as_a_careful_person_would(
     reward: MathReward, pairs: list[tuple[str, str]], worth: float
@@ -223,3 +248,34 @@ def test_rewards_with_equal_limits_share_their_workers() -> None:
     one, two, other = MathReward(), MathReward(name="again"), MathReward(memory_limit_mb=1024)
     assert one.pool is two.pool
     assert one.pool is not other.pool
+
+
+@pytest.mark.parametrize("sign", SAME_SIGNS)
+def test_a_sign_of_unicode_is_one_of_latex(sign: str) -> None:
+    assert canonical(f"a {sign} b") == canonical(f"a {SAME_SIGNS[sign]} b")
+
+
+LISTS = [
+    ("1, 2", "2, 1"),
+    (r"\sqrt2, 3", r"3, \sqrt2"),
+    ("red, blue", "blue, red"),
+    ("1, 2", "1,2"),
+    (r"\{1,2\}", "2, 1"),
+]
+
+
+def values(reward: MathReward, columns: dict) -> list[float | None]:
+    scores = reward([f"\\boxed{{{answer}}}" for _, answer in LISTS], [gold for gold, _ in LISTS], columns)
+    return [score.value for score in scores]
+
+
+def test_the_option_makes_lists_ordered() -> None:
+    assert values(MathReward(), {}) == [1.0, 1.0, 1.0, 1.0, 1.0]
+    assert values(MathReward(ordered=True), {}) == [0.0, 0.0, 0.0, 1.0, 1.0]
+
+
+def test_a_column_decides_for_each_problem() -> None:
+    assert values(MathReward(), {"ordered": [True, False, 1, 0, None]}) == [0.0, 1.0, 0.0, 1.0, 1.0]
+    assert values(MathReward(ordered=True), {"ordered": [False, None, True, True, True]}) == [1.0, 0.0, 0.0, 1.0, 1.0]
+    with pytest.raises(MissingColumn, match="'ordered' must hold true or false, got 'no'"):
+        values(MathReward(), {"ordered": ["no"] * 5})
