@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from grpo_pl.rewards import MathReward
+from grpo_pl.rewards import MathReward, ReasoningGymReward
 from tests.rewards.endpoint import Endpoint
 
 
@@ -21,3 +21,10 @@ def endpoint() -> Iterator[Endpoint]:
     server = Endpoint()
     yield server
     server.die()
+
+
+@pytest.fixture(scope="session")
+def gym() -> Iterator[ReasoningGymReward]:
+    reward = ReasoningGymReward(workers=2)
+    yield reward
+    reward.close()

@@ -28,10 +28,6 @@ def no_kwargs(completions):
 def chat(completions, **kwargs):
     return [float(len(c[0]["content"])) for c in completions]
 
-async def slow(completions, **kwargs):
-    await asyncio.sleep(0)
-    return [2.0] * len(completions)
-
 def short(completions, **kwargs):
     return [1.0]
 
@@ -45,6 +41,43 @@ def nameless(texts):
     return [1.0]
 
 CONSTANT = 3
+
+def everything(prompts, completions, completion_ids, trainer_state, log_extra, log_metric, **kwargs):
+    log_extra("tokens", [len(ids) for ids in completion_ids])
+    log_metric("progress", trainer_state.global_step / trainer_state.max_steps)
+    log_metric("progress", 1.0)
+    return [float(len(ids)) for ids in completion_ids]
+
+def outside(completions, trainer_state, log_extra, log_metric, **kwargs):
+    log_extra("anything", [])
+    log_metric("any", 1.0)
+    return [1.0 if trainer_state is None else 0.0] * len(completions)
+
+def talk(prompts, completions, **kwargs):
+    return [float(p[-1]["role"] == "user" and c[0]["role"] == "assistant") for p, c in zip(prompts, completions)]
+
+def twice(completions, log_extra):
+    log_extra("note", ["a"] * len(completions))
+    log_extra(column="note", values=["b"] * len(completions))
+    return [0.0] * len(completions)
+
+async def notes_too(completions, log_extra, **kwargs):
+    log_extra("note", [text.upper() for text in completions])
+    return [1.0] * len(completions)
+
+def ragged(completions, log_extra):
+    log_extra("note", ["a"])
+
+LOOPS = set()
+
+async def nap(completions, **kwargs):
+    LOOPS.add(id(asyncio.get_running_loop()))
+    await asyncio.sleep(0)
+    return [float(len(text)) for text in completions]
+
+async def late_and_broken(completions):
+    await asyncio.sleep(0)
+    raise KeyError("solution")
 """
 
 
@@ -72,16 +105,6 @@ def test_none_says_nothing_and_a_function_without_kwargs_gets_what_it_names(file
 def test_chat_functions_of_trl_run_unchanged(file: Path) -> None:
     reward = FunctionReward(function=f"{file}:chat", conversational=True)
     assert [s.value for s in reward(["abc", ""], ["", ""], {})] == [3.0, 0.0]
-
-
-def test_async_functions_run_with_and_without_a_loop(file: Path) -> None:
-    reward = FunctionReward(function=f"{file}:slow")
-
-    async def inside() -> list[float | None]:
-        return [s.value for s in reward(["x", "y"], ["", ""], {})]
-
-    assert [s.value for s in reward(["x"], [""], {})] == [2.0]
-    assert asyncio.run(inside()) == [2.0, 2.0]
 
 
 def test_dotted_names_work_with_a_dot_or_a_colon() -> None:
@@ -130,57 +153,6 @@ def test_a_function_reward_survives_pickle(file: Path) -> None:
     assert twin(["5"], ["5"], {})[0].value == 1.0
 
 
-# --- what TRL hands over ------------------------------------------------------------------------------------
-
-TRL = """
-import asyncio, time
-
-def everything(prompts, completions, completion_ids, trainer_state, log_extra, log_metric, **kwargs):
-    log_extra("tokens", [len(ids) for ids in completion_ids])
-    log_metric("progress", trainer_state.global_step / trainer_state.max_steps)
-    log_metric("progress", 1.0)
-    return [float(len(ids)) for ids in completion_ids]
-
-def outside(completions, trainer_state, log_extra, log_metric, **kwargs):
-    log_extra("anything", [])
-    log_metric("any", 1.0)
-    return [1.0 if trainer_state is None else 0.0] * len(completions)
-
-def chat(prompts, completions, **kwargs):
-    return [float(p[-1]["role"] == "user" and c[0]["role"] == "assistant") for p, c in zip(prompts, completions)]
-
-def twice(completions, log_extra):
-    log_extra("note", ["a"] * len(completions))
-    log_extra(column="note", values=["b"] * len(completions))
-    return [0.0] * len(completions)
-
-async def notes_too(completions, log_extra, **kwargs):
-    log_extra("note", [text.upper() for text in completions])
-    return [1.0] * len(completions)
-
-def ragged(completions, log_extra):
-    log_extra("note", ["a"])
-
-LOOPS = set()
-
-async def nap(completions, **kwargs):
-    LOOPS.add(id(asyncio.get_running_loop()))
-    await asyncio.sleep(0)
-    return [float(len(text)) for text in completions]
-
-async def broken(completions):
-    await asyncio.sleep(0)
-    raise KeyError("solution")
-"""
-
-
-@pytest.fixture(scope="module")
-def trl(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("functions") / "trl.py"
-    path.write_text(TRL)
-    return path
-
-
 def scored(*rewards: Reward, completions: list[str], **columns: list[object]) -> ScoredBatch:
     return score_completions(
         rewards,
@@ -191,8 +163,8 @@ def scored(*rewards: Reward, completions: list[str], **columns: list[object]) ->
     )
 
 
-def test_a_function_gets_tokens_state_and_places_to_note(trl: Path) -> None:
-    reward = FunctionReward(function=f"{trl}:everything")
+def test_a_function_gets_tokens_state_and_places_to_note(file: Path) -> None:
+    reward = FunctionReward(function=f"{file}:everything")
     batch = scored(reward, completions=["a", "bc"], prompt=["p", "q"], completion_ids=[[1, 9], [2, 3, 9]])
     assert [s.value for s in batch.scores[0]] == [2.0, 3.0]
     assert batch.extra == {"tokens": [2, 3]}
@@ -200,33 +172,33 @@ def test_a_function_gets_tokens_state_and_places_to_note(trl: Path) -> None:
     assert batch.select([1]).extra == {"tokens": [3]}
 
 
-def test_outside_training_there_is_no_state_and_notes_go_nowhere(trl: Path) -> None:
-    reward = FunctionReward(function=f"{trl}:outside")
+def test_outside_training_there_is_no_state_and_notes_go_nowhere(file: Path) -> None:
+    reward = FunctionReward(function=f"{file}:outside")
     assert reward(["a"], [""], {})[0].value == 1.0
 
 
-def test_a_column_that_is_not_there_is_named(trl: Path) -> None:
+def test_a_column_that_is_not_there_is_named(file: Path) -> None:
     with pytest.raises(MissingColumn, match="takes 'completion_ids', and there is no such column"):
-        FunctionReward(function=f"{trl}:everything")(["a"], [""], {"prompt": ["p"]})
+        FunctionReward(function=f"{file}:everything")(["a"], [""], {"prompt": ["p"]})
 
 
 @pytest.mark.parametrize("conversational", [None, True])
-def test_prompts_of_a_conversation_come_as_messages(trl: Path, conversational: bool | None) -> None:
-    reward = FunctionReward(function=f"{trl}:chat", conversational=conversational)
+def test_prompts_of_a_conversation_come_as_messages(file: Path, conversational: bool | None) -> None:
+    reward = FunctionReward(function=f"{file}:talk", conversational=conversational)
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     assert reward(["a"], [""], {"prompt": ["text"], "prompt_messages": [messages]})[0].value == 1.0
     if conversational:
         assert reward(["a"], [""], {"prompt": ["text"], "question": ["u"]})[0].value == 1.0
 
 
-def test_notes_that_do_not_fit_are_refused(trl: Path) -> None:
+def test_notes_that_do_not_fit_are_refused(file: Path) -> None:
     with pytest.raises(ValueError, match="got 1 values for 2"):
-        scored(FunctionReward(function=f"{trl}:ragged"), completions=["a", "b"])
+        scored(FunctionReward(function=f"{file}:ragged"), completions=["a", "b"])
 
 
-def test_notes_of_one_name_are_all_kept(trl: Path) -> None:
-    twice = FunctionReward(function=f"{trl}:twice", name="two")
-    nap = FunctionReward(function=f"{trl}:notes_too", name="nap")
+def test_notes_of_one_name_are_all_kept(file: Path) -> None:
+    twice = FunctionReward(function=f"{file}:twice", name="two")
+    nap = FunctionReward(function=f"{file}:notes_too", name="nap")
     columns = {"prompt": ["p"] * 2, "completion_ids": [[1], [2]]}
     assert scored(nap, completions=["a", "b"], **columns).extra == {"note": ["A", "B"]}
     assert scored(nap, twice, completions=["a", "b"], **columns).extra == {
@@ -234,19 +206,19 @@ def test_notes_of_one_name_are_all_kept(trl: Path) -> None:
         "two/note": ["a", "a"],
         "two 2/note": ["b", "b"],
     }
-    inner = PerSource(rewards={"x": twice, "y": nap}), FunctionReward(function=f"{trl}:notes_too", name="z")
+    inner = PerSource(rewards={"x": twice, "y": nap}), FunctionReward(function=f"{file}:notes_too", name="z")
     assert scored(*inner, completions=["a", "b"], source=["x", "y"], **columns).extra == {
         "two/note": ["a", None],
         "two 2/note": ["b", None],
         "nap/note": [None, "B"],
         "z/note": ["A", "B"],
     }
-    apart = PerSource(rewards={"x": FunctionReward(function=f"{trl}:notes_too"), "y": nap})
+    apart = PerSource(rewards={"x": FunctionReward(function=f"{file}:notes_too"), "y": nap})
     assert scored(apart, completions=["a", "b"], source=["x", "y"], **columns).extra == {"note": ["A", "B"]}
 
 
-def test_rewards_inside_a_reward_note_their_own_rows(trl: Path) -> None:
-    everything, nothing = FunctionReward(function=f"{trl}:everything"), ExactReward()
+def test_rewards_inside_a_reward_note_their_own_rows(file: Path) -> None:
+    everything, nothing = FunctionReward(function=f"{file}:everything"), ExactReward()
     reward = PerSource(rewards={"x": everything, "y": nothing})
     columns = {"prompt": ["", "", ""], "completion_ids": [[1], [1, 2], [1, 2, 3]], "source": ["x", "y", "x"]}
     assert scored(reward, completions=["a", "b", "c"], **columns).extra == {"tokens": [1, None, 3]}
@@ -292,17 +264,17 @@ def test_asynchronous_rewards_run_together_and_beside_the_others(place: str) -> 
     assert values == ([expected] if len(rewards) == 1 else [[value] * 13 for value in expected])
 
 
-def test_all_calls_share_one_event_loop_so_that_clients_live_on(trl: Path) -> None:
-    reward = FunctionReward(function=f"{trl}:nap")
+def test_all_calls_share_one_event_loop_so_that_clients_live_on(file: Path) -> None:
+    reward = FunctionReward(function=f"{file}:nap")
     for _ in range(2):
         reward(["x"], [""], {})
     assert len(reward._call.__globals__["LOOPS"]) == 1
 
 
-def test_what_an_asynchronous_function_raises_names_it(trl: Path) -> None:
+def test_what_an_asynchronous_function_raises_names_it(file: Path) -> None:
     with pytest.raises(KeyError) as error:
-        scored(FunctionReward(function=f"{trl}:broken"), ExactReward(), completions=["a"])
-    assert "trl.py:broken" in error.value.__notes__[0]
+        scored(FunctionReward(function=f"{file}:late_and_broken"), ExactReward(), completions=["a"])
+    assert "mine.py:late_and_broken" in error.value.__notes__[0]
 
 
 # --- function objects ---------------------------------------------------------------------------------------

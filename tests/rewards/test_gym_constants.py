@@ -35,13 +35,6 @@ WEAK = ["(P ∨ ¬P)", "(P → P)", "¬(P ∧ (Q ∧ (R ∧ S)))", "¬(P ∧ Q)"
 CONSTANTS = [*NUMBERS, *NO_NUMBERS, *WORDS, *FORMS, *LISTS, *SUMS, *NAN_LISTS, *WEAK]
 
 
-@pytest.fixture(scope="module")
-def reward() -> Iterator[ReasoningGymReward]:
-    reward = ReasoningGymReward(workers=2)
-    yield reward
-    reward.close()
-
-
 def _echoes(entry: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """What can be said without solving anything: parts of the question, another problem's answer, several answers."""
     question, numbers = entry["question"], re.findall(r"-?\d+(?:\.\d+)?", entry["question"])
@@ -66,7 +59,7 @@ def _same(answer: str, gold: str | None) -> bool:
     return math.isclose(stated, true, rel_tol=5e-3, abs_tol=1e-9)
 
 
-def _paid(reward: ReasoningGymReward, task: str) -> Iterator[tuple[str, str | None, float]]:
+def _paid(gym: ReasoningGymReward, task: str) -> Iterator[tuple[str, str | None, float]]:
     """(answer, gold answer, value) of every candidate that a person would not accept."""
     problems = reasoning_gym.create_dataset(task, size=20, seed=4242)
     for i in range(PROBLEMS):
@@ -74,15 +67,15 @@ def _paid(reward: ReasoningGymReward, task: str) -> Iterator[tuple[str, str | No
         packed = pack(GymProblem(task, {}, entry))
         answers = [a for a in (*CONSTANTS, *_echoes(entry, other)) if not _same(a, entry["answer"])]
         completions, columns = [f"<answer>{a}</answer>" for a in answers], {COLUMN: [packed] * len(answers)}
-        scores = reward(completions, answers, columns)
+        scores = gym(completions, answers, columns)
         for answer, score in zip(answers, scores, strict=True):
             assert score.status != "bad_gold", score
             yield answer, entry["answer"], score.value or 0.0
 
 
 @pytest.mark.parametrize("task", [*QUICK, *(pytest.param(task, marks=pytest.mark.slow) for task in OTHERS)])
-def test_nothing_is_paid_in_full_without_an_answer(reward: ReasoningGymReward, task: str) -> None:
-    paid = [(answer, gold, value) for answer, gold, value in _paid(reward, task)]
+def test_nothing_is_paid_in_full_without_an_answer(gym: ReasoningGymReward, task: str) -> None:
+    paid = [(answer, gold, value) for answer, gold, value in _paid(gym, task)]
     assert [(answer[:60], gold, value) for answer, gold, value in paid if value >= 1.0] == []
     for constant in CONSTANTS:
         values = [value for answer, _, value in paid if answer == constant]

@@ -3,7 +3,6 @@
 # ruff: noqa: E501
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -39,13 +38,6 @@ BY_FORM = {"boxnet", "rubiks_cube", "rush_hour"}
 """Tasks that come without a right answer; their forms are tested below."""
 
 
-@pytest.fixture(scope="module")
-def reward() -> Iterator[ReasoningGymReward]:
-    reward = ReasoningGymReward(workers=1)
-    yield reward
-    reward.close()
-
-
 def _right(task: str, entry: dict[str, Any]) -> str | None:
     """An answer that is right: the gold one, or that of the metadata, or all premises, which follow from themselves."""
     if task == "propositional_logic":
@@ -54,7 +46,7 @@ def _right(task: str, entry: dict[str, Any]) -> str | None:
     return json.dumps(possible) if entry["answer"] is None and possible else entry["answer"]
 
 
-def _paid(reward: ReasoningGymReward, task: str) -> list[tuple[str, str]]:
+def _paid(gym: ReasoningGymReward, task: str) -> list[tuple[str, str]]:
     problems = [reasoning_gym.create_dataset(task, size=12, seed=99)[i] for i in range(4)]
     golds = [_right(task, entry) for entry in problems]
     assert all(golds[:3]) or task in BY_FORM
@@ -68,7 +60,7 @@ def _paid(reward: ReasoningGymReward, task: str) -> list[tuple[str, str]]:
             f: f.replace("{q}", problems[i]["question"]).replace("{o}", other).replace("{a}", gold) for f in JUNK
         }
         completions = [f"<answer>{text}</answer>" for text in (gold, *answers.values())]
-        right, *scores = reward(completions, [""] * len(completions), {COLUMN: [packed] * len(completions)})
+        right, *scores = gym(completions, [""] * len(completions), {COLUMN: [packed] * len(completions)})
         if right.value != 1.0:  # an integral that the generator could not solve is the question again
             assert "Integral" in gold, (gold, right)
             continue
@@ -77,8 +69,8 @@ def _paid(reward: ReasoningGymReward, task: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("task", [*QUICK, *(pytest.param(task, marks=pytest.mark.slow) for task in OTHERS)])
-def test_the_right_answer_is_not_paid_with_anything_around_it(reward: ReasoningGymReward, task: str) -> None:
-    assert [(form, gold) for form, gold in _paid(reward, task) if form not in MEANT.get(task, set())] == []
+def test_the_right_answer_is_not_paid_with_anything_around_it(gym: ReasoningGymReward, task: str) -> None:
+    assert [(form, gold) for form, gold in _paid(gym, task) if form not in MEANT.get(task, set())] == []
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import base64
 import json
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +23,21 @@ COSTLY = ("composite", "word_ladder")  # a task made of tasks, and one that fits
 SPREAD = ("chain_sum", "countdown", "graph_color", "gsm_symbolic", "n_queens", "rush_hour", "simple_integration")
 
 
-@pytest.fixture(scope="module")
-def reward() -> Iterator[ReasoningGymReward]:
-    reward = ReasoningGymReward(workers=1)
-    yield reward
-    reward.close()
-
-
 def _entry(task: str, **settings: Any) -> tuple[str, dict[str, Any]]:
     entry = reasoning_gym.create_dataset(task, size=2, seed=5, **settings)[1]
     return pack(GymProblem(task, settings, entry)), entry
 
 
-def _scores(reward: ReasoningGymReward, task: str, answers: Sequence[str]) -> list[Score]:
+def _scores(gym: ReasoningGymReward, task: str, answers: Sequence[str]) -> list[Score]:
     packed, _ = _entry(task)
     completions = [f"<answer>{answer}</answer>" for answer in answers]
-    return reward(completions, [""] * len(answers), {COLUMN: [packed] * len(answers)})
+    return gym(completions, [""] * len(answers), {COLUMN: [packed] * len(answers)})
 
 
 @pytest.mark.parametrize("task", SPREAD)
-def test_right_answers_are_right_and_nonsense_is_not(reward: ReasoningGymReward, task: str) -> None:
+def test_right_answers_are_right_and_nonsense_is_not(gym: ReasoningGymReward, task: str) -> None:
     packed, entry = _entry(task)
-    nonsense, right = reward(
+    nonsense, right = gym(
         ["<answer>#</answer>", f"<answer>{entry['answer']}</answer>"], [""] * 2, {COLUMN: [packed] * 2}
     )
     assert nonsense.value is not None
@@ -55,26 +48,26 @@ def test_right_answers_are_right_and_nonsense_is_not(reward: ReasoningGymReward,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", sorted(set(DATASETS) - set(COSTLY)))
-def test_every_task_scores_its_own_answer(reward: ReasoningGymReward, task: str) -> None:
+def test_every_task_scores_its_own_answer(gym: ReasoningGymReward, task: str) -> None:
     packed, entry = _entry(task)
     if entry["answer"] is None:
         pytest.skip("the task names no answer")
-    (score,) = reward([f"<answer>{entry['answer']}</answer>"], [""], {COLUMN: [packed]})
+    (score,) = gym([f"<answer>{entry['answer']}</answer>"], [""], {COLUMN: [packed]})
     assert score.value == 1.0, score
 
 
-def test_another_expression_than_the_one_in_the_entry_is_right_as_well(reward: ReasoningGymReward) -> None:
+def test_another_expression_than_the_one_in_the_entry_is_right_as_well(gym: ReasoningGymReward) -> None:
     packed = pack(GymProblem("countdown", {}, {"answer": "1 + 2", "metadata": {"numbers": [1, 2], "target": 3}}))
-    scores = reward([r"\boxed{2+1}", r"\boxed{3}", "?"], [""] * 3, {COLUMN: [packed] * 3})
+    scores = gym([r"\boxed{2+1}", r"\boxed{3}", "?"], [""] * 3, {COLUMN: [packed] * 3})
     assert [score.value for score in scores] == [1.0, 0.0, 0.0]
     assert [score.status for score in scores] == ["ok", "wrong", "no_answer"]
 
 
-def test_part_of_the_value_is_paid_above_what_constants_earn_and_only_if_wanted(reward: ReasoningGymReward) -> None:
+def test_part_of_the_value_is_paid_above_what_constants_earn_and_only_if_wanted(gym: ReasoningGymReward) -> None:
     entry = {"question": "Sort: d, b, a, c", "answer": "a, b, c, d", "metadata": {"sorted_words": list("abcd")}}
     packed = pack(GymProblem("word_sorting", {}, entry))
     completions = [r"\boxed{a,b,c,d}", r"\boxed{a,b,d,c}", r"\boxed{0}"]
-    assert [score.value for score in reward(completions, [""] * 3, {COLUMN: [packed] * 3})] == [1.0, 0.5, 0.0]
+    assert [score.value for score in gym(completions, [""] * 3, {COLUMN: [packed] * 3})] == [1.0, 0.5, 0.0]
     strict = ReasoningGymReward(workers=1, partial=False)
     assert [score.value for score in strict(completions, [""] * 3, {COLUMN: [packed] * 3})] == [1.0, 0.0, 0.0]
 
@@ -93,11 +86,9 @@ def test_part_of_the_value_is_paid_above_what_constants_earn_and_only_if_wanted(
     ],
 )
 @pytest.mark.parametrize("task", ["countdown", "n_queens", "puzzle24", "polynomial_multiplication"])
-def test_an_answer_that_is_code_does_nothing(
-    reward: ReasoningGymReward, task: str, attack: str, tmp_path: Path
-) -> None:
+def test_an_answer_that_is_code_does_nothing(gym: ReasoningGymReward, task: str, attack: str, tmp_path: Path) -> None:
     file = tmp_path / "touched"
-    (score,) = _scores(reward, task, [attack.replace("{file}", str(file))])
+    (score,) = _scores(gym, task, [attack.replace("{file}", str(file))])
     assert score.value is not None
     assert score.value < 0.5
     assert not file.exists()
@@ -126,18 +117,18 @@ CODE = ("__import__('os').kill(__import__('os').getpid(), 9)", "(0).__class__.__
 
 @pytest.mark.parametrize("code", CODE)
 @pytest.mark.parametrize("task", CODE_IN_ENTRIES)
-def test_an_entry_that_holds_code_does_nothing(reward: ReasoningGymReward, task: str, code: str) -> None:
+def test_an_entry_that_holds_code_does_nothing(gym: ReasoningGymReward, task: str, code: str) -> None:
     entry = json.loads(json.dumps(CODE_IN_ENTRIES[task]).replace("{code}", code))
     packed = pack(GymProblem(task, {}, entry))
-    (score,) = reward([r"\boxed{[1]}" if task == "number_sorting" else r"\boxed{1}"], [""], {COLUMN: [packed]})
+    (score,) = gym([r"\boxed{[1]}" if task == "number_sorting" else r"\boxed{1}"], [""], {COLUMN: [packed]})
     assert score.status == "wrong", score
 
 
-def test_bitwise_problems_are_still_calculated(reward: ReasoningGymReward) -> None:
+def test_bitwise_problems_are_still_calculated(gym: ReasoningGymReward) -> None:
     packed = pack(
         GymProblem("bitwise_arithmetic", {}, {"answer": "0x6", "metadata": {"problem": "(0x1 << 0x2) + 0x2"}})
     )
-    scores = reward([r"\boxed{0x6}", r"\boxed{0x7}"], [""] * 2, {COLUMN: [packed] * 2})
+    scores = gym([r"\boxed{0x6}", r"\boxed{0x7}"], [""] * 2, {COLUMN: [packed] * 2})
     assert [score.value for score in scores] == [1.0, 0.0]
 
 
@@ -176,18 +167,18 @@ def _cells(file: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", _cells(Path()))
 def test_what_no_source_of_ours_wrote_is_refused_and_does_nothing(
-    reward: ReasoningGymReward, kind: str, tmp_path: Path
+    gym: ReasoningGymReward, kind: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "touched"
     with pytest.raises(MissingColumn, match="the column 'reasoning_gym'"):
-        reward([r"\boxed{1}"], [""], {COLUMN: [_cells(file)[kind]]})
+        gym([r"\boxed{1}"], [""], {COLUMN: [_cells(file)[kind]]})
     assert not file.exists()
 
 
-def test_settings_that_reasoning_gym_refuses_are_not_the_fault_of_the_completion(reward: ReasoningGymReward) -> None:
+def test_settings_that_reasoning_gym_refuses_are_not_the_fault_of_the_completion(gym: ReasoningGymReward) -> None:
     entry = {"question": "?", "answer": "1", "metadata": {}}
     packed = pack(GymProblem("chain_sum", {"min_terms": 5, "max_terms": 2}, entry))
-    (score,) = reward([r"\boxed{1}"], [""], {COLUMN: [packed]})
+    (score,) = gym([r"\boxed{1}"], [""], {COLUMN: [packed]})
     assert (score.value, score.status) == (None, "bad_gold")
 
 

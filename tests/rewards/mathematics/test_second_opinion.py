@@ -14,68 +14,44 @@ def verdicts(completion: str, gold: str) -> tuple[float | None, float | None]:
     return STRICT([completion], [gold], {})[0].value, LENIENT([completion], [gold], {})[0].value
 
 
-@pytest.mark.parametrize(
-    ("completion", "gold", "strict", "lenient"),
-    [
-        (r"<think>347+285</think><answer>\boxed{632}</answer>", "632", 1, 1),
-        (r"\boxed{5.0}", "5", 1, 1),
-        (r"\boxed{1,000}", "1000", 1, 1),
-        (r"so \boxed{ \dfrac{1}{2} }", r"\frac12", 1, 1),
-        (r"\boxed{x + 1}", "x+1", 1, 1),
-        (r"<think>\boxed{4} is wrong</think> \boxed{5}", "5", 1, 1),
-        # right, but not to the letter
-        (r"\boxed{0.5}", r"\frac12", 0, 1),
-        (r"\boxed{84/7} = 12", "12", 0, 1),
-        (r"\boxed{\frac{2}{4}}", r"\frac12", 1, 1),
-        (r"\boxed{1+x}, that is x+1", "x+1", 0, 1),
-        ("the answer is 632.", "632", 0, 1),
-        ("1,2,5", "5", 0, 1),
-        ("10 - 5", "-5", 0, 1),
-        ("10−5", "5", 0, 1),
-        (r"\boxed{3.14159}", "3.1416", 0, 1),
+BOTH = [
+    (r"<think>347+285</think><answer>\boxed{632}</answer>", "632"), (r"\boxed{5.0}", "5"), (r"\boxed{1,000}", "1000"),
+    (r"so \boxed{ \dfrac{1}{2} }", r"\frac12"), (r"\boxed{x + 1}", "x+1"), (r"\boxed{\frac{2}{4}}", r"\frac12"),
+    (r"<think>\boxed{4} is wrong</think> \boxed{5}", "5"), (r"${\boxed{5}}$, in \{5\}", "5"),
+    (r"so <answer> \boxed{5}" "\n</answer>", "5"),
+]  # fmt: skip
+LENIENT_ALONE = [
+    # right, but not to the letter
+    (r"\boxed{0.5}", r"\frac12"), (r"\boxed{84/7} = 12", "12"), (r"\boxed{1+x}, that is x+1", "x+1"),
+    ("the answer is 632.", "632"), ("1,2,5", "5"), ("10 - 5", "-5"), ("10−5", "5"), (r"\boxed{3.14159}", "3.1416"),
+    *((completion, "5") for completion in (
         # guesses
-        (r"\boxed{4}\boxed{5}", "5", 0, 1),
-        (r"\boxed{5}</think> \boxed{6}", "5", 0, 1),
-        (r"\boxed{5} or \boxed{6", "5", 0, 1),
-        (r"\boxed{\boxed{5}}", "5", 0, 1),
+        r"\boxed{4}\boxed{5}", r"\boxed{5}</think> \boxed{6}", r"\boxed{5} or \boxed{6", r"\boxed{\boxed{5}}",
         # a thought that never ends
-        (r"<think>so \boxed{5}", "5", 0, 1),
-        (r"<think>a</think>b<think>so \boxed{5}", "5", 0, 1),
-        (r"<think>a</think>\boxed{5}<think>sure?", "5", 0, 1),
+        r"<think>so \boxed{5}", r"<think>a</think>b<think>so \boxed{5}", r"<think>a</think>\boxed{5}<think>sure?",
         # tags nested, repeated, missing or out of order
-        (r"<think><think>a</think>\boxed{5}", "5", 0, 1),
-        (r"<think><think>a</think></think>\boxed{5}", "5", 0, 1),
-        (r"<think>a</think></think>\boxed{5}", "5", 0, 1),
-        (r"<think>a</think><think>b</think>\boxed{5}", "5", 0, 1),
-        (r"a</think>\boxed{5}", "5", 0, 1),
-        (r"<think>a</think><answer><answer>\boxed{5}</answer>", "5", 0, 1),
-        (r"<think>a</think><answer>\boxed{5}</answer></answer>", "5", 0, 1),
-        (r"<think>a</think><answer>\boxed{5}</answer><answer></answer>", "5", 0, 1),
-        (r"<think>a</think>\boxed{5}</answer>", "5", 0, 1),
-        (r"<think>a<answer>b</think><answer>\boxed{5}</answer>", "5", 0, 1),
-        (r"<think>a<answer>4</answer></think>\boxed{5}", "5", 0, 1),
-        (r"<answer>\boxed{5}</answer><think>a</think>\boxed{5}", "5", 0, 1),
+        r"<think><think>a</think>\boxed{5}", r"<think><think>a</think></think>\boxed{5}",
+        r"<think>a</think></think>\boxed{5}", r"<think>a</think><think>b</think>\boxed{5}", r"a</think>\boxed{5}",
+        r"<think>a</think><answer><answer>\boxed{5}</answer>", r"<think>a</think><answer>\boxed{5}</answer></answer>",
+        r"<think>a</think><answer>\boxed{5}</answer><answer></answer>", r"<think>a</think>\boxed{5}</answer>",
+        r"<think>a<answer>b</think><answer>\boxed{5}</answer>", r"<think>a<answer>4</answer></think>\boxed{5}",
+        r"<answer>\boxed{5}</answer><think>a</think>\boxed{5}",
         # braces too many or too few
-        (r"<answer>\boxed{5}}}</answer>", "5", 0, 1),
-        (r"so \boxed{5}}} it is", "5", 0, 1),
-        (r"{ so \boxed{5}", "5", 0, 1),
-        (r"${\boxed{5}}$, in \{5\}", "5", 1, 1),
+        r"<answer>\boxed{5}}}</answer>", r"so \boxed{5}}} it is", r"{ so \boxed{5}",
         # what else stands in the answer block
-        (r"so <answer> \boxed{5}" "\n</answer>", "5", 1, 1),
-        (r"<answer>It is \boxed{5}.</answer>", "5", 0, 1),
-        (r"<answer>\boxed{5}", "5", 0, 1),
-        (r"<answer>5</answer> \boxed{5}", "5", 0, 1),
-        (r"<answer>\boxed{5}</answer><answer>\boxed{5}</answer>", "5", 0, 1),
-        (r"<answer>\boxed{5}</answer> \boxed{6}", "5", 0, 1),
-        # nothing of the gold answer
-        (r"\boxed{6=6}", "632", 0, 0),
-        (r"\boxed{6321}", "632", 0, 0),
-        (r"\boxed{1+x}", "x+1", 0, 0),
-        ("", "5", 0, 0),
-    ],
+        r"<answer>It is \boxed{5}.</answer>", r"<answer>\boxed{5}", r"<answer>5</answer> \boxed{5}",
+        r"<answer>\boxed{5}</answer><answer>\boxed{5}</answer>", r"<answer>\boxed{5}</answer> \boxed{6}",
+    )),
+]  # fmt: skip
+NEITHER = [(r"\boxed{6=6}", "632"), (r"\boxed{6321}", "632"), (r"\boxed{1+x}", "x+1"), ("", "5")]
+"""Texts that do not mention their gold answer."""
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"), [(BOTH, (1, 1)), (LENIENT_ALONE, (0, 1)), (NEITHER, (0, 0))], ids=["both", "lenient", "none"]
 )
-def test_each_pair_is_judged_from_both_sides(completion: str, gold: str, strict: float, lenient: float) -> None:
-    assert verdicts(completion, gold) == (strict, lenient)
+def test_each_pair_is_judged_from_both_sides(pairs: list[tuple[str, str]], expected: tuple[float, float]) -> None:
+    assert [pair for pair in pairs if verdicts(*pair) != expected] == []
 
 
 @pytest.mark.parametrize(
