@@ -12,51 +12,19 @@ from grpo_pl.rewards.base import Score
 from grpo_pl.rewards.voting import answer_classes
 
 NUMBERS = {
-    "There are 5 * 8 = 40": "40",
-    "The answer is 40.": "40",
-    "It is 40!": "40",
-    "so...40": "40",
-    "(40)": "40",
-    "**40**": "40",
-    "40 apples, not a dozen": "40",
-    "it costs $1,000.50.": "1,000.50",
-    "a loss of -$40": "-40",
-    "x = -5": "-5",
-    "x=−5": "−5",
-    "12-5": "5",
-    "12 - 5": "5",
-    "f(2)-5": "5",
-    ".5": ".5",
-    "3/4 of it": "3/4",
-    r"\frac{3}{4}": r"\frac{3}{4}",
-    r"5 or \dfrac{ 3 }{ 4 }": r"\dfrac{ 3 }{ 4 }",
-    "50%": "50%",
-    r"50 \%": r"50 \%",
-    "1e5": "1e5",
-    "5kg": "5kg",
-    "40\n\n": "40",
+    "There are 5 * 8 = 40": "40", "The answer is 40.": "40", "It is 40!": "40", "so...40": "40", "(40)": "40",
+    "**40**": "40", "40 apples, not a dozen": "40", "it costs $1,000.50.": "1,000.50", "a loss of -$40": "-40",
+    "x = -5": "-5", "x=−5": "−5", "12-5": "5", "12 - 5": "5", "f(2)-5": "5", ".5": ".5", "3/4 of it": "3/4",
+    r"\frac{3}{4}": r"\frac{3}{4}", r"5 or \dfrac{ 3 }{ 4 }": r"\dfrac{ 3 }{ 4 }", "50%": "50%", r"50 \%": r"50 \%",
+    "1e5": "1e5", "5kg": "5kg", "40\n\n": "40",
     # one number that is not the last part of itself
-    "at 12:30": "12:30",
-    "3,5": "3,5",
-    "1,2,3": "1,2,3",
-    "2^10": "2^10",
-    "2**10": "2**10",
-    "2^{10}": "2^{10}",
-    "5²": "5²",
-    "1.2.3": "1.2.3",
+    "at 12:30": "12:30", "3,5": "3,5", "1,2,3": "1,2,3", "2^10": "2^10", "2**10": "2**10", "2^{10}": "2^{10}",
+    "5²": "5²", "1.2.3": "1.2.3",
     # no numbers
-    "x2": "",
-    "B12 and v1.5": "",
-    "the 5th": "",
-    "the 1ST": "",
-    "forty": "",
-    "": "",
-    "\\boxed{}": "",
+    "x2": "", "B12 and v1.5": "", "the 5th": "", "the 1ST": "", "forty": "", "": "", "\\boxed{}": "",
     # the last one, whatever it is
-    "40 in 3 days": "3",
-    "40, 41, 42": "42",
-    "40 on the 5th": "40",
-}
+    "40 in 3 days": "3", "40, 41, 42": "42", "40 on the 5th": "40",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "number"), NUMBERS.items())
@@ -75,30 +43,16 @@ def reward() -> Iterator[MathReward]:
 @pytest.mark.parametrize(
     ("text", "gold", "value"),
     [
-        ("5 * 8 = 40.", "40", 1.0),
-        ("It is 1,000 in all.", "1000", 1.0),
-        ("So -$40", "-40", 1.0),
-        ("So $40 dollars", "40", 1.0),
-        ("exactly 0.5", "1/2", 1.0),
-        (r"exactly \frac{1}{2}", "0.5", 1.0),
-        ("5kg", "5", 1.0),
-        ("<think>7 or 8?</think>40", "40", 1.0),
-        ("40</think>41", "41", 1.0),
+        ("5 * 8 = 40.", "40", 1.0), ("It is 1,000 in all.", "1000", 1.0), ("So -$40", "-40", 1.0),
+        ("So $40 dollars", "40", 1.0), ("exactly 0.5", "1/2", 1.0), (r"exactly \frac{1}{2}", "0.5", 1.0),
+        ("5kg", "5", 1.0), ("<think>7 or 8?</think>40", "40", 1.0), ("40</think>41", "41", 1.0),
         # a part of something else is no answer
-        ("3,5", "5", 0.0),
-        ("at 12:30", "30", 0.0),
-        ("2^10", "10", 0.0),
-        ("2**10", "10", 0.0),
-        ("5²", "5", 0.0),
-        ("12-5", "7", 0.0),
-        ("84/7", "12", 0.0),
-        ("2x", "2", 0.0),
-        ("10k", "10", 0.0),
+        ("3,5", "5", 0.0), ("at 12:30", "30", 0.0), ("2^10", "10", 0.0), ("2**10", "10", 0.0), ("5²", "5", 0.0),
+        ("12-5", "7", 0.0), ("84/7", "12", 0.0), ("2x", "2", 0.0), ("10k", "10", 0.0),
         # a list of guesses is its last one
-        ("1 2 3 4 5 6 7 8 9", "5", 0.0),
-        ("40 or 41", "40", 0.0),
+        ("1 2 3 4 5 6 7 8 9", "5", 0.0), ("40 or 41", "40", 0.0),
     ],
-)
+)  # fmt: skip
 def test_what_the_last_number_is_worth(reward: MathReward, text: str, gold: str, value: float) -> None:
     (score,) = reward([text], [gold], {})
     assert score.value == value, score
@@ -139,29 +93,16 @@ def test_a_pattern_that_takes_exponential_time_is_given_up() -> None:
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        ('{"answer": 40}', "40"),
-        ('Here: {"answer": "40"} as asked', "40"),
-        ('```json\n{"work": [1, 2], "answer": 40.0}\n```', "40.0"),
-        ('{"answer": 39} {"answer": 40}', "40"),
-        ('{"answer": 40} {"other": 1}', "40"),
-        ('{"a": {"answer": 39}, "answer": 40}', "40"),
-        ('{"answer": 39, "answer": 40}', "40"),
-        (r'\frac{1}{2} {"answer": "\\frac{1}{2}"}', r"\frac{1}{2}"),
-        ('{"answer": 40', ""),
-        ('{"answer": null}', ""),
-        ('{"answer": true}', ""),
-        ('{"answer": [40]}', ""),
-        ('{"answer": NaN}', ""),
-        ('{"a": {"answer": 40}}', ""),
-        ("{answer: 40}", ""),
-        ("{'answer': 40}", ""),
-        ("40", ""),
-        ('{"answer": ' + "7" * 5000 + "}", "7" * 5000),
-        ('{"a": ' * 5000 + "40" + "}" * 5000, ""),
-        ('{"a"' * MOST_OBJECTS + '{"answer": 40}', ""),
-        ('{"a"' * (MOST_OBJECTS - 1) + '{"answer": 40}', "40"),
+        ('{"answer": 40}', "40"), ('Here: {"answer": "40"} as asked', "40"),
+        ('```json\n{"work": [1, 2], "answer": 40.0}\n```', "40.0"), ('{"answer": 39} {"answer": 40}', "40"),
+        ('{"answer": 40} {"other": 1}', "40"), ('{"a": {"answer": 39}, "answer": 40}', "40"),
+        ('{"answer": 39, "answer": 40}', "40"), (r'\frac{1}{2} {"answer": "\\frac{1}{2}"}', r"\frac{1}{2}"),
+        ('{"answer": 40', ""), ('{"answer": null}', ""), ('{"answer": true}', ""), ('{"answer": [40]}', ""),
+        ('{"answer": NaN}', ""), ('{"a": {"answer": 40}}', ""), ("{answer: 40}", ""), ("{'answer': 40}", ""),
+        ("40", ""), ('{"answer": ' + "7" * 5000 + "}", "7" * 5000), ('{"a": ' * 5000 + "40" + "}" * 5000, ""),
+        ('{"a"' * MOST_OBJECTS + '{"answer": 40}', ""), ('{"a"' * (MOST_OBJECTS - 1) + '{"answer": 40}', "40"),
     ],
-)
+)  # fmt: skip
 def test_a_field_of_the_last_json_object(text: str, answer: str) -> None:
     assert json_field(text, "answer").text == answer
 

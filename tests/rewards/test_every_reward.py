@@ -135,17 +135,11 @@ def test_no_text_ends_a_run(name: str, rewards: Mapping[str, Reward], problem: s
 @pytest.mark.parametrize(
     "completion",
     [
-        "\\boxed{632} \\boxed",
-        "\\boxed{632} \\boxed{",
-        f"\\boxed{{{'7' * 4301}}}",
-        "7" * 4301,
-        f"\\boxed{{{'7' * 4301}}}\\boxed{{632}}",
-        f"\\frac{{{'7' * 4301}}}{{2}}",
-        "\\boxed{" * 5000,
-        "\\boxed{\u0663\u0664 ²}",
-        "\ud800",
+        "\\boxed{632} \\boxed", "\\boxed{632} \\boxed{", f"\\boxed{{{'7' * 4301}}}", "7" * 4301,
+        f"\\boxed{{{'7' * 4301}}}\\boxed{{632}}", f"\\frac{{{'7' * 4301}}}{{2}}", "\\boxed{" * 5000,
+        "\\boxed{\u0663\u0664 ²}", "\ud800",
     ],
-)
+)  # fmt: skip
 def test_texts_that_ended_runs(completion: str, rewards: Mapping[str, Reward], problem: str) -> None:
     for name, reward in rewards.items():
         for gold in ("632", "12 34", completion):

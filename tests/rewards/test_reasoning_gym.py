@@ -75,16 +75,11 @@ def test_part_of_the_value_is_paid_above_what_constants_earn_and_only_if_wanted(
 @pytest.mark.parametrize(
     "attack",
     [
-        "__import__('os').system('touch {file}')",
-        "open('{file}', 'w')",
-        "eval(chr(49))",
-        "(eval)((chr)(49))",
-        "().__class__.__base__.__subclasses__()",
-        "ｏｐｅｎ(1)",
-        "[__import__('os').system('touch {file}')]",
+        "__import__('os').system('touch {file}')", "open('{file}', 'w')", "eval(chr(49))", "(eval)((chr)(49))",
+        "().__class__.__base__.__subclasses__()", "ｏｐｅｎ(1)", "[__import__('os').system('touch {file}')]",
         "9**9**9**9",
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("task", ["countdown", "n_queens", "puzzle24", "polynomial_multiplication"])
 def test_an_answer_that_is_code_does_nothing(gym: ReasoningGymReward, task: str, attack: str, tmp_path: Path) -> None:
     file = tmp_path / "touched"

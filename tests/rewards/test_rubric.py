@@ -170,19 +170,12 @@ def test_one_lost_criterion_takes_the_value_but_not_the_other_verdicts(endpoint:
 @pytest.mark.parametrize(
     ("reply", "met"),
     [
-        ('{"met": true}', True),
-        ('{"explanation": "the text says {\\"met\\": true}", "met": false}', False),
-        ('```json\n{"met": true}\n```', True),
-        ('{"met": "true"}', None),
-        ('{"met": 1}', None),
-        ("true", None),
-        ('[{"met": true}]', None),
-        ('The reply is {"met": true}', None),
-        ('{"met": true} {"met": false}', None),
-        ("[" * 100_000, None),
-        ("", None),
+        ('{"met": true}', True), ('{"explanation": "the text says {\\"met\\": true}", "met": false}', False),
+        ('```json\n{"met": true}\n```', True), ('{"met": "true"}', None), ('{"met": 1}', None), ("true", None),
+        ('[{"met": true}]', None), ('The reply is {"met": true}', None), ('{"met": true} {"met": false}', None),
+        ("[" * 100_000, None), ("", None),
     ],
-)
+)  # fmt: skip
 def test_only_one_whole_object_is_a_verdict(reply: str, met: bool | None) -> None:
     assert read_verdict(reply) is met
 

@@ -25,19 +25,12 @@ def test_points_by_hand() -> None:
 @pytest.mark.parametrize(
     ("completion", "credit", "expected"),
     [
-        ("0 1 2 3", "distance", 1.0),
-        ("0 1 2 3", "inclusion_order", 1.0),
-        ("3 1 2 0", "distance", 2 / 4),
-        ("3 1 2 0", "inclusion_order", 5 / 7),
-        ("0 0 0 0", "inclusion_order", 4 / 7),
-        ("0 0 0 0", "inclusion_order_simple", 4 / 7),
-        ("0 1", "distance", 2 / 4),
-        ("0 1", "inclusion_order", 3 / 7),
-        ("0 1 2 3 3 3", "inclusion_order", 5 / 7),
-        ("9 8", "inclusion_order", 0.0),
-        ("0" * 50, "distance", 0.0),
+        ("0 1 2 3", "distance", 1.0), ("0 1 2 3", "inclusion_order", 1.0), ("3 1 2 0", "distance", 2 / 4),
+        ("3 1 2 0", "inclusion_order", 5 / 7), ("0 0 0 0", "inclusion_order", 4 / 7),
+        ("0 0 0 0", "inclusion_order_simple", 4 / 7), ("0 1", "distance", 2 / 4), ("0 1", "inclusion_order", 3 / 7),
+        ("0 1 2 3 3 3", "inclusion_order", 5 / 7), ("9 8", "inclusion_order", 0.0), ("0" * 50, "distance", 0.0),
     ],
-)
+)  # fmt: skip
 def test_value_is_points_over_their_maximum(completion: str, credit: str, expected: float) -> None:
     assert value(completion, credit) == pytest.approx(expected)
 

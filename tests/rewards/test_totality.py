@@ -66,49 +66,19 @@ VALUES = [
     '"a"', '{"a": 1, "b": 2}', "[" * 5000, "[" * 500 + "]" * 500, '{"tuple": [' * 300 + "]}" * 300, '{"set": [{"tuple": [1, {"decimal": "7"}]}]}',
 ]
 NESTED = ["[", "(", "{", '{"a":', "((", "-", "1+", "not ", r"\boxed{", r"\frac{", "<think>", "<answer>", "2**", "[0, ", "f(", "a.", "~"]
-# fmt: on
-ASSERTIONS = [
-    read_suite(f"assert {told}")[0]
-    for told in (
-        "f(1) == 2",
-        "f(1) < 2 <= g(1)",
-        "f(1) in [1, 'a', (2,)]",
-        "g(1) in f(1)",
-        "f(1) + g(1) == 3",
-        "f(1) * g(1) == 'aa'",
-        "f(1) ** g(1) == 4",
-        "f(1) % g(1) == 1",
-        "f(1) / g(1) == 0.5",
-        "f(1) // g(1) == 0",
-        "-f(1) == 1",
-        "abs(f(1) - g(1)) < 1e-6",
-        "set(f(1) + g(1)) == {1}",
-        "{f(1), g(1)} == {1}",
-        "{f(1): g(1)} == {1: 2}",
-        "[1, 2][f(1)] == 2",
-        "(f(1), g(1))[0][1] == 2",
-        "round(f(1), g(1)) == 1",
-        "max(f(1), g(1)) == 1",
-        "sum([f(1), g(1)]) == 1",
-        "sorted([f(1), g(1)]) == [1, 2]",
-        "int(f(1) + g(1)) == 3",
-        "float(f(1) + g(1)) == 3",
-        "str(f(1) + g(1)) == '3'",
-        "Fraction(f(1), g(1)) == 3",
-        "Decimal(f(1) + g(1)) == 3",
-        "complex(f(1), g(1)) == 3",
-        "range(f(1), g(1)) == range(3)",
-        "date(f(1), g(1), 1) == date(2024, 1, 1)",
-        "timedelta(f(1), g(1)) == timedelta(1)",
-        "Counter(f(1) + g(1)) == {1: 2}",
-        "math.isclose(f(1), g(1))",
-        "cmath.isclose(f(1), g(1))",
-        "dict(f(1) + g(1)) == {1: 2}",
-        "not (f(1) and g(1))",
-        "f(1) is g(1)",
-        "bytes(f(1) + g(1)) == b'a'",
-    )
+TOLD = [
+    "f(1) == 2", "f(1) < 2 <= g(1)", "f(1) in [1, 'a', (2,)]", "g(1) in f(1)", "f(1) + g(1) == 3",
+    "f(1) * g(1) == 'aa'", "f(1) ** g(1) == 4", "f(1) % g(1) == 1", "f(1) / g(1) == 0.5", "f(1) // g(1) == 0",
+    "-f(1) == 1", "abs(f(1) - g(1)) < 1e-6", "set(f(1) + g(1)) == {1}", "{f(1), g(1)} == {1}", "{f(1): g(1)} == {1: 2}",
+    "[1, 2][f(1)] == 2", "(f(1), g(1))[0][1] == 2", "round(f(1), g(1)) == 1", "max(f(1), g(1)) == 1",
+    "sum([f(1), g(1)]) == 1", "sorted([f(1), g(1)]) == [1, 2]", "int(f(1) + g(1)) == 3", "float(f(1) + g(1)) == 3",
+    "str(f(1) + g(1)) == '3'", "Fraction(f(1), g(1)) == 3", "Decimal(f(1) + g(1)) == 3", "complex(f(1), g(1)) == 3",
+    "range(f(1), g(1)) == range(3)", "date(f(1), g(1), 1) == date(2024, 1, 1)", "timedelta(f(1), g(1)) == timedelta(1)",
+    "Counter(f(1) + g(1)) == {1: 2}", "math.isclose(f(1), g(1))", "cmath.isclose(f(1), g(1))",
+    "dict(f(1) + g(1)) == {1: 2}", "not (f(1) and g(1))", "f(1) is g(1)", "bytes(f(1) + g(1)) == b'a'",
 ]
+# fmt: on
+ASSERTIONS = [read_suite(f"assert {told}")[0] for told in TOLD]
 CALLS = read_suite(json.dumps({"fn_name": "f", "inputs": [[1]], "outputs": [[1, {"a": 2.5}]]}))[0]
 
 

@@ -89,27 +89,13 @@ def test_every_source_of_ours_is_listed_where_it_is() -> None:
 
 
 REFUSED = [
-    *[f"grpo_pl.rewards.{name}" for name in sorted(NEEDS_TRUST)],
-    "grpo_pl.rewards.function.FunctionReward",
-    "grpo_pl.rewards.judge.JudgeReward",
-    "grpo_pl.rewards.rubric.RubricReward",
-    "grpo_pl.rewards.model.ModelReward",
-    "grpo_pl.rewards.process.ProcessModelReward",
-    "grpo_pl.rewards.function.load_function",
-    "grpo_pl.rewards.mathematics.math_reward.FunctionReward",
-    "grpo_pl.rewards..ExactReward",
-    "grpo_pl.rewards.exactreward",
-    "grpo_pl.rewards.ExactReward ",
-    "grpo_pl.rewards:ExactReward",
-    "ExactReward",
-    "os.system",
-    "subprocess.Popen",
-    "my_rewards.Mine",
-    "",
-    None,
-    5,
-    ["grpo_pl.rewards.ExactReward"],
-]
+    *[f"grpo_pl.rewards.{name}" for name in sorted(NEEDS_TRUST)], "grpo_pl.rewards.function.FunctionReward",
+    "grpo_pl.rewards.judge.JudgeReward", "grpo_pl.rewards.rubric.RubricReward", "grpo_pl.rewards.model.ModelReward",
+    "grpo_pl.rewards.process.ProcessModelReward", "grpo_pl.rewards.function.load_function",
+    "grpo_pl.rewards.mathematics.math_reward.FunctionReward", "grpo_pl.rewards..ExactReward",
+    "grpo_pl.rewards.exactreward", "grpo_pl.rewards.ExactReward ", "grpo_pl.rewards:ExactReward", "ExactReward",
+    "os.system", "subprocess.Popen", "my_rewards.Mine", "", None, 5, ["grpo_pl.rewards.ExactReward"],
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("class_path", REFUSED, ids=repr)
@@ -136,19 +122,11 @@ def test_everything_else_is_refused_by_name_wherever_it_stands(class_path: Any, 
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"workers": 10_000},
-        {"memory_limit_mb": 10**9},
-        {"soft_limit_s": 1e6, "hard_limit_s": 2e6},
-        {"workers": "4096"},
-        {"workers": True},
-        {"workers": [1]},
-        {"hard_limit_s": "1e9"},
-        {"hard_limit_s": float("nan")},
-        {"name": ExactReward},
-        {"name": b"bytes"},
-        {1: "a"},
+        {"workers": 10_000}, {"memory_limit_mb": 10**9}, {"soft_limit_s": 1e6, "hard_limit_s": 2e6},
+        {"workers": "4096"}, {"workers": True}, {"workers": [1]}, {"hard_limit_s": "1e9"},
+        {"hard_limit_s": float("nan")}, {"name": ExactReward}, {"name": b"bytes"}, {1: "a"},
     ],
-)
+)  # fmt: skip
 def test_arguments_that_cost_too_much_or_are_not_plain_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(Untrusted, match="--trust-rewards"):
         build_rewards([{"class_path": "grpo_pl.rewards.MathReward", "init_args": arguments}])

@@ -53,16 +53,8 @@ def primes(rng: random.Random) -> Pair:
 
 
 ITEMS = [
-    r"\sqrt{{{n}}}",
-    "{n}",
-    "-{n}",
-    r"\frac{{1}}{{{n}}}",
-    "x+{n}",
-    r"{n}\pi",
-    "({n},x)",
-    "x^{n}",
-    r"\frac{{{n}}}{{x}}",
-]
+    r"\sqrt{{{n}}}", "{n}", "-{n}", r"\frac{{1}}{{{n}}}", "x+{n}", r"{n}\pi", "({n},x)", "x^{n}", r"\frac{{{n}}}{{x}}",
+]  # fmt: skip
 
 
 def lists(rng: random.Random) -> Pair:

@@ -205,17 +205,11 @@ def test_the_last_box_counts(reward: MathReward) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"soft_limit_s": 0.0},
-        {"soft_limit_s": float("nan")},
-        {"soft_limit_s": 2.0, "hard_limit_s": 2.0},
-        {"hard_limit_s": float("inf")},
-        {"workers": 0},
-        {"memory_limit_mb": 10},
-        {"max_answer_chars": 0},
-        {"relative_tolerance": 1.5},
-        {"percent": "no"},
+        {"soft_limit_s": 0.0}, {"soft_limit_s": float("nan")}, {"soft_limit_s": 2.0, "hard_limit_s": 2.0},
+        {"hard_limit_s": float("inf")}, {"workers": 0}, {"memory_limit_mb": 10}, {"max_answer_chars": 0},
+        {"relative_tolerance": 1.5}, {"percent": "no"},
     ],
-)
+)  # fmt: skip
 def test_senseless_options_are_refused(options: dict) -> None:
     with pytest.raises(ValueError, match=next(reversed(options))):
         MathReward(**options)
