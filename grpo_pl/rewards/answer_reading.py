@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import regex
 
@@ -72,9 +72,8 @@ class AnswerReward(Reward):
         Raises:
             ValueError: which, and what to do.
         """
-        places = ("box", "last_number", "pattern", "json", "auto")
-        if self.answer_in not in places:
-            raise ValueError(f"answer_in must be one of {', '.join(places)}, got {self.answer_in!r}.")
+        if self.answer_in not in get_args(Place):
+            raise ValueError(f"answer_in must be one of {', '.join(get_args(Place))}, got {self.answer_in!r}.")
         if (self.answer_pattern is not None) != (self.answer_in == "pattern"):
             raise ValueError(
                 f"answer_in is {self.answer_in!r} and answer_pattern is {self.answer_pattern!r}: give answer_pattern "

@@ -60,12 +60,9 @@ def call_together(calls: Sequence[tuple[bool, Callable[[], T]]]) -> list[T]:
     Raises:
         Exception: whatever a call raises.
     """
-    started = [in_thread(call) if waits and len(calls) > 1 else None for waits, call in calls]
-    here = [call() if future is None else None for future, (_, call) in zip(started, calls, strict=True)]
-    return [
-        result if future is None else future.result()  # type: ignore[misc]
-        for future, result in zip(started, here, strict=True)
-    ]
+    started = {i: in_thread(call) for i, (waits, call) in enumerate(calls) if waits and len(calls) > 1}
+    here = {i: call() for i, (_, call) in enumerate(calls) if i not in started}
+    return [started[i].result() if i in started else here[i] for i in range(len(calls))]
 
 
 _starting = threading.Lock()

@@ -55,15 +55,13 @@ class ScoredBatch:
         judge = correctness_index(self.rewards)
         if judge is not None:
             return self.scores[judge]
-        return [
-            self._summed(total, row) for total, row in zip(self.totals(), zip(*self.scores, strict=True), strict=True)
-        ]
-
-    def _summed(self, total: float | None, row: Sequence[Score]) -> Score:
-        odd = [score.status for score in row if score.status not in ("ok", "wrong")]
-        named = zip(self.rewards, row, strict=True)
-        values = ", ".join(f"{reward.name} {score.value:.4g}" for reward, score in named if score.value is not None)
-        return Score(total, odd[0] if odd else "ok", values)
+        summed = []
+        for total, row in zip(self.totals(), zip(*self.scores, strict=True), strict=True):
+            status = next((score.status for score in row if score.status not in ("ok", "wrong")), "ok")
+            named = zip(self.rewards, row, strict=True)
+            values = ", ".join(f"{reward.name} {score.value:.4g}" for reward, score in named if score.value is not None)
+            summed.append(Score(total, status, values))
+        return summed
 
     def described(self, row: int) -> dict[str, dict[str, Any]]:
         """The scores of one completion by the name of their reward, as tables and files write them."""

@@ -46,28 +46,21 @@ class ReasoningGymReward(SandboxedReward):
                 f"reward {self.name!r} scores problems of grpo_pl.data.tasks.reasoning_gym.ReasoningGymPrompts only; "
                 f"there is no column {COLUMN!r}. In a mixture, give each source its own by grpo_pl.rewards.PerSource."
             )
-        self._check(columns[COLUMN])
+        try:
+            for cell in columns[
+                COLUMN
+            ]:  # before a worker gets one; None is a row without a problem, which is `bad_gold`
+                if cell is not None:
+                    unpack(cell)
+        except ValueError as error:
+            raise MissingColumn(
+                f"reward {self.name!r}: the column {COLUMN!r} holds no problem that ReasoningGymPrompts wrote: "
+                f"{str(error).rstrip('.')}."
+            ) from error
         rows = zip(completions, columns[COLUMN], strict=True)
         found = [self._ready(_TEXT.sub(r"\1", boxed_or_block(text)).strip(), entry) for text, entry in rows]
         verdicts = iter(self.pool.run([job for job in found if not isinstance(job, Score)]))
         return [ready if isinstance(ready, Score) else self._score(next(verdicts)) for ready in found]
-
-    def _check(self, cells: Sequence[Any]) -> None:
-        """Refuses cells that ``ReasoningGymPrompts`` did not write, before a worker gets them; None is a row without a
-        problem, which is ``bad_gold``.
-
-        Raises:
-            MissingColumn: a cell holds something else.
-        """
-        for cell in cells:
-            try:
-                if cell is not None:
-                    unpack(cell)
-            except ValueError as error:
-                raise MissingColumn(
-                    f"reward {self.name!r}: the column {COLUMN!r} holds no problem that ReasoningGymPrompts wrote: "
-                    f"{str(error).rstrip('.')}."
-                ) from error
 
     def _ready(self, answer: str, entry: Any) -> Score | tuple[str, str]:
         """The score where no scorer is needed, else the job for the pool."""

@@ -305,16 +305,15 @@ class AnswerRules:
     def _compare_text(self, gold: str, answer: str) -> Verdict | None:
         """The verdict on written-out numbers and on words; ``None`` if algebra is needed."""
         if (pointed := notation.decimal_comma(gold)) is not None:
-            gold_number, number = self._number(pointed), self._number(notation.decimal_comma(answer) or answer)
-            if gold_number is not None and number is not None and self._same_number(gold_number, number):
+            number = self._number(notation.decimal_comma(answer) or answer)
+            if self._same_number(self._number(pointed), number):
                 return Verdict("ok")
         gold_number, number = self._number(gold), self._number(answer)
         if gold_number is not None and number is not None:
             return Verdict("ok" if self._same_number(gold_number, number) else "wrong")
-        if gold_number is not None and gold_number.decimal and (pointed := notation.decimal_comma(answer)) is not None:
-            number = self._number(pointed)
-            if number is not None and self._same_number(gold_number, number):
-                return Verdict("ok")
+        pointed = notation.decimal_comma(answer) if gold_number is not None and gold_number.decimal else None
+        if pointed is not None and self._same_number(gold_number, self._number(pointed)):
+            return Verdict("ok")
         gold_list, numbers = self._list(gold), self._list(answer)
         if gold_list is not None and numbers is not None:
             same = same_list(gold_list, numbers, self._same_number, ordered=self.ordered)
@@ -330,7 +329,7 @@ class AnswerRules:
                 return Verdict("ok" if gold_listed == listed else "wrong")
             return Verdict("wrong") if words is not None or len(gold_words) > 1 else None
         if gold_number is not None and words is not None:
-            if (named := number_in_words(words)) and self._same_number(gold_number, named):
+            if self._same_number(gold_number, number_in_words(words)):
                 return Verdict("ok")
             return Verdict("wrong", "words where a number was asked for")
         if gold_number is not None and numbers is not None and not notation.read_list(gold)[2]:
@@ -339,8 +338,10 @@ class AnswerRules:
             return None if self.allow_unevaluated else Verdict("wrong", "not worked out")  # 8:2
         return None
 
-    def _same_number(self, gold: Number, answer: Number) -> bool:
-        """True if the numbers are equal and the answer is worked out: 84/7 is no answer where 12 is asked for."""
+    def _same_number(self, gold: Number | None, answer: Number | None) -> bool:
+        """True if both are numbers, equal, and the answer is worked out: 84/7 is no answer where 12 is asked for."""
+        if gold is None or answer is None:
+            return False
         left_to_divide = answer.quotient and not gold.quotient and gold.value.denominator == 1
         if left_to_divide and not self.allow_unevaluated:
             return False

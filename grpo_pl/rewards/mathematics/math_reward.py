@@ -186,14 +186,14 @@ class MathReward(AnswerReward, SandboxedReward):
     def _blame_golds(self, verdicts: dict[tuple[str, str], Verdict], *, settled: Collection[tuple[str, str]]) -> None:
         """Changes ``verdicts`` to ``bad_gold`` where an answer was missing or refused before its gold answer had been
         checked, and that gold answer turns out to be faulty; pairs in ``settled`` have been checked."""
-        unseen = {
-            pair: None
+        unseen = [
+            pair
             for pair, verdict in verdicts.items()
             if verdict.status in ("wrong", "no_answer", "too_long")
             and pair[0] != pair[1]
             and pair not in settled
             and not self.rules.reads_at_sight(pair[0])
-        }
+        ]
         golds = list(dict.fromkeys(gold for gold, _ in unseen))
         faults = dict(zip(golds, self.gold_faults(golds), strict=True)) if golds else {}
         for pair in unseen:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score, Status
 from grpo_pl.rewards.completion_text import last_program
@@ -22,8 +22,7 @@ WALL_FACTOR = 6
 machine."""
 
 
-@dataclass(frozen=True)
-class _Finding:
+class _Finding(NamedTuple):
     """Result of one process of a program."""
 
     faults: Sequence[str]
@@ -92,8 +91,7 @@ class CodeReward(Reward):
         )
 
     def start(self) -> None:
-        self.pool.start()
-        _ = self.level
+        _ = self.level  # which starts the workers
 
     def check(self) -> None:
         _ = self.level

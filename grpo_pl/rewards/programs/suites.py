@@ -172,7 +172,8 @@ def _of_python(source: str) -> Suite:
 
 def _statements(tree: ast.Module) -> Iterable[ast.stmt]:
     """The statements of a module; ``check(f)`` is replaced by the body of ``check`` with ``f`` for its argument."""
-    checks = {s.name: s for s in tree.body if isinstance(s, ast.FunctionDef) and _is_check(s)}
+    functions = [s for s in tree.body if isinstance(s, ast.FunctionDef) and len(s.args.args) == 1]
+    checks = {f.name: f for f in functions if any(isinstance(statement, ast.Assert) for statement in f.body)}
     for statement in tree.body:
         match statement:
             case ast.FunctionDef(name=name) if name in checks:
@@ -183,10 +184,6 @@ def _statements(tree: ast.Module) -> Iterable[ast.stmt]:
                 yield from checks[name].body
             case _:
                 yield statement
-
-
-def _is_check(function: ast.FunctionDef) -> bool:
-    return len(function.args.args) == 1 and any(isinstance(statement, ast.Assert) for statement in function.body)
 
 
 def _asking(steps: tuple[Step, ...], tests: Sequence[tuple[int, Callable[[Sequence[Any]], bool]]]) -> Run:

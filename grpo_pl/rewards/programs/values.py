@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
+from itertools import chain
 from typing import Any
 
 MOST_KEYS = 4000
@@ -167,15 +168,10 @@ def near(found: Any, expected: float) -> bool:
 def same_output(found: str, expected: str) -> bool:
     """True if two texts agree line by line: white space around a line does not count, numbers may be written in
     another way, and where the expected one is a decimal it is compared with tolerance."""
-    lines, wanted = ([line.strip() for line in text.strip().split("\n")] for text in (found, expected))
-    return len(lines) == len(wanted) and all(map(_same_line, lines, wanted))
-
-
-def _same_line(found: str, expected: str) -> bool:
-    if found == expected:
-        return True
-    words, wanted = found.split(), expected.split()
-    return len(words) == len(wanted) and all(map(_same_word, words, wanted))
+    lines, wanted = ([line.split() for line in text.strip().split("\n")] for text in (found, expected))
+    if [len(words) for words in lines] != [len(words) for words in wanted]:
+        return False
+    return all(map(_same_word, chain(*lines), chain(*wanted)))
 
 
 def _same_word(found: str, expected: str) -> bool:

@@ -215,9 +215,8 @@ def _is_condition(text: str) -> bool:
 def same_real_set(gold_text: str, answer_text: str) -> bool:
     """True if both texts denote one set of real numbers, as conditions on one variable or as sets, where at least one
     of them cannot be anything else: ``(1, 2)`` may be a point."""
-    if not all(_SET_SIGN.search(text) for text in (gold_text, answer_text)) and not _is_condition(
-        gold_text + answer_text
-    ):
+    are_sets = all(_SET_SIGN.search(text) for text in (gold_text, answer_text))
+    if not are_sets and not _is_condition(gold_text + answer_text):
         return False
     try:
         gold, answer = real_set(gold_text), real_set(answer_text)

@@ -65,9 +65,7 @@ class WorkerPool:
         if not jobs:
             return []
         self.start()
-        options: dict[str, Any] = {} if math.isinf(within_s) else {"deadline": time.monotonic() + within_s}
-        if (caller := CALLER.get()) is not None:
-            options["caller"] = caller
+        deadline, caller = time.monotonic() + within_s, CALLER.get()
         waiting: dict[Job, Future[Verdict]] = {}
         verdicts: dict[Job, Verdict] = {}
         with self._lock:  # close() must not run between finding the threads and submitting a job to them
@@ -77,7 +75,7 @@ class WorkerPool:
                     self._cache.move_to_end(job)
                     verdicts[job] = self._cache[job]
                 else:
-                    waiting[job] = self._ensure_threads().submit(job, **options)
+                    waiting[job] = self._ensure_threads().submit(job, deadline, caller)
         for job, future in waiting.items():
             verdicts[job] = future.result()
         with self._lock:

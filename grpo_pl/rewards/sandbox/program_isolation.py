@@ -211,9 +211,8 @@ def _limit(limits: dict[str, Any], isolation: Isolation) -> None:
         resource.RLIMIT_FSIZE: FOLDER_BYTES,
         resource.RLIMIT_NOFILE: DESCRIPTORS,
     }
-    if (
-        isolation.in_namespaces or isolation.user is not None
-    ):  # counted by user id: without one of its own, all of the user's count
+    # counted by user id: without one of its own, all of the user's count
+    if isolation.in_namespaces or isolation.user is not None:
         kinds[resource.RLIMIT_NPROC] = TASKS
     for kind, most in kinds.items():
         set_limit(kind, most, for_good=True)

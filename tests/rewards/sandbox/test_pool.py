@@ -87,7 +87,7 @@ def test_verdicts_keep_the_order_of_the_jobs(shared: WorkerPool) -> None:
 def test_equal_jobs_are_judged_once(shared: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = []
     submit = shared._threads.submit
-    monkeypatch.setattr(shared._threads, "submit", lambda job: sent.append(job) or submit(job))
+    monkeypatch.setattr(shared._threads, "submit", lambda job, *rest: sent.append(job) or submit(job, *rest))
     assert statuses(shared.run([JOBS[0], JOBS[1], JOBS[0]] * 5)) == ["ok"] * 15
     assert sent == JOBS[:2]
     shared.run(JOBS[:3])
@@ -97,7 +97,7 @@ def test_equal_jobs_are_judged_once(shared: WorkerPool, monkeypatch: pytest.Monk
 def test_what_may_take_long_begins_first(shared: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = []
     submit = shared._threads.submit
-    monkeypatch.setattr(shared._threads, "submit", lambda job: sent.append(job[1]) or submit(job))
+    monkeypatch.setattr(shared._threads, "submit", lambda job, *rest: sent.append(job[1]) or submit(job, *rest))
     jobs = [("5", answer) for answer in ("2", r"\sqrt{2}", "2^{3}", r"\binom{5}{2}!^2", "3", "5!")]
     assert statuses(shared.run(jobs)) == ["wrong"] * 6
     assert sent == [r"\binom{5}{2}!^2", "2^{3}", "5!", "2", r"\sqrt{2}", "3"]
