@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import regex
 
+from grpo_pl.functional.argument_checks import check_choice
 from grpo_pl.rewards.base import Columns, Reward
 from grpo_pl.rewards.completion_text import BOX, after_closed_thinking, after_thinking, answer_block, last_boxed
 
@@ -66,14 +67,8 @@ class AnswerReward(Reward):
     answer_field: str = "answer"
     """For ``json``: name of the field; it holds a text or a number."""
 
-    def check_reading(self) -> None:
-        """Refuses settings that say no place, or contradict each other.
-
-        Raises:
-            ValueError: which, and what to do.
-        """
-        if self.answer_in not in get_args(Place):
-            raise ValueError(f"answer_in must be one of {', '.join(get_args(Place))}, got {self.answer_in!r}.")
+    def __post_init__(self) -> None:
+        check_choice("answer_in", self.answer_in, Place)
         if (self.answer_pattern is not None) != (self.answer_in == "pattern"):
             raise ValueError(
                 f"answer_in is {self.answer_in!r} and answer_pattern is {self.answer_pattern!r}: give answer_pattern "

@@ -229,6 +229,13 @@ class TextAnswerReward(PerCompletionReward):
         return ["" if gold.strip() else "empty" for gold in golds]
 
 
+def not_judged(answer: str, longest: int) -> Score | None:
+    """The score of an answer that is missing, or has more than ``longest`` characters; None if it is to be judged."""
+    if not answer:
+        return Score(0.0, "no_answer")
+    return Score(0.0, "too_long", f"{len(answer)} characters") if len(answer) > longest else None
+
+
 def correctness_index(rewards: Sequence[Reward]) -> int | None:
     """The index of the reward with ``correctness: true``; None without one."""
     return next((index for index, reward in enumerate(rewards) if reward.correctness), None)

@@ -57,10 +57,10 @@ class ScoredBatch:
             return self.scores[judge]
         summed = []
         for total, row in zip(self.totals(), zip(*self.scores, strict=True), strict=True):
-            status = next((score.status for score in row if score.status not in ("ok", "wrong")), "ok")
+            odd = [score.status for score in row if score.status not in ("ok", "wrong")]
             named = zip(self.rewards, row, strict=True)
             values = ", ".join(f"{reward.name} {score.value:.4g}" for reward, score in named if score.value is not None)
-            summed.append(Score(total, status, values))
+            summed.append(Score(total, odd[0] if odd else "ok", values))
         return summed
 
     def described(self, row: int) -> dict[str, dict[str, Any]]:

@@ -15,6 +15,7 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.rewards.base import Reward
 
 K = TypeVar("K")
@@ -81,10 +82,8 @@ class AsksModel(Reward):
             raise ValueError(f"{kind} needs the openai client: pip install 'grpo_pl[judge]'.") from error
         if self.time_limit_s <= 0 or self.time_limit_s == float("inf"):
             raise ValueError(f"time_limit_s must be positive and finite, got {self.time_limit_s}.")
-        if self.retries < 0 or self.concurrency < 1:
-            raise ValueError(
-                f"retries={self.retries} must be at least 0, and concurrency={self.concurrency} at least 1."
-            )
+        check_at_least(0, f"reward {self.name!r}", retries=self.retries)
+        check_at_least(1, f"reward {self.name!r}", concurrency=self.concurrency)
         if self.base_url is None and not os.environ.get(self.api_key_variable):
             raise ValueError(f"set base_url, or put a key into the environment variable {self.api_key_variable}.")
 
@@ -158,8 +157,6 @@ class AsksModel(Reward):
 
 LOCK = threading.Lock()
 """Guards what such rewards keep, as a server scores in several threads; no field, as a lock cannot be pickled."""
-
-
 LONGEST_WAIT_S = 60.0
 _SECONDS = re.compile(r"[0-9]+(\.[0-9]*)?")  # float() would also take nan, inf, 1e9 and -1
 

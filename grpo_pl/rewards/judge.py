@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from grpo_pl.rewards.base import Columns, Score
+from grpo_pl.functional.argument_checks import check_at_least
+from grpo_pl.rewards.base import Columns, Score, not_judged
 from grpo_pl.rewards.completion_text import boxed_or_block
 from grpo_pl.rewards.endpoint import LOCK, AsksModel, Reply
 
@@ -50,8 +51,7 @@ class JudgeReward(AsksModel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.cache_size < 0:
-            raise ValueError(f"cache_size must be at least 0, got {self.cache_size}.")
+        check_at_least(0, f"reward {self.name!r}", cache_size=self.cache_size)
 
     def __call__(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[Score]:
         questions = columns.get("question", columns.get("prompt", [""] * len(completions)))
@@ -59,8 +59,8 @@ class JudgeReward(AsksModel):
         keys = [(str(question), gold, boxed_or_block(text)) for question, gold, text in rows]
         scores = {key: self._without_judge(key) for key in dict.fromkeys(keys)}
         names = ("question", "reference", "candidate")
-        questions = {key: dict(zip(names, key, strict=True)) for key, score in scores.items() if score is None}
-        asked = {key: _score(reply) for key, reply in self.ask(INSTRUCTIONS, questions, _verdict).items()}
+        new = {key: dict(zip(names, key, strict=True)) for key, score in scores.items() if score is None}
+        asked = {key: _score(reply) for key, reply in self.ask(INSTRUCTIONS, new, _verdict).items()}
         scores.update(asked)
         with LOCK:
             self._cache.update((key, score) for key, score in asked.items() if score in (_SAME, _DIFFERENT))
@@ -72,13 +72,10 @@ class JudgeReward(AsksModel):
         _, gold, answer = key
         if not gold.strip():
             return Score(None, "bad_gold", "empty")
-        if not answer:
-            return Score(0.0, "no_answer")
-        if len(answer) > self.max_answer_chars:
-            return Score(0.0, "too_long", f"{len(answer)} characters")
-        if answer == gold.strip():
+        score = not_judged(answer, self.max_answer_chars)
+        if score is None and answer == gold.strip():
             return Score(1.0, "ok", "same text")
-        return self._cache.get(key)
+        return score or self._cache.get(key)
 
 
 def _verdict(reply: str) -> bool | None:

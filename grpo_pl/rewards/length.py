@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score
 
 
@@ -71,8 +72,7 @@ class LengthReward(Reward):
     def __post_init__(self) -> None:
         if self.shape not in ("overlong", "cosine", "budget"):
             raise ValueError(f"shape must be 'overlong', 'cosine' or 'budget', got {self.shape!r}.")
-        if self.max_length < 1:
-            raise ValueError(f"max_length must be at least 1, got {self.max_length}.")
+        check_at_least(1, f"reward {self.name!r}", max_length=self.max_length)
         if self.shape == "overlong" and not 1 <= self.cache_length <= self.max_length:
             raise ValueError(f"cache_length must lie in [1, max_length={self.max_length}], got {self.cache_length}.")
         if (self.shape == "cosine") != (self.correct is not None):
@@ -146,8 +146,7 @@ class RepetitionReward(Reward):
     """Unit of n-grams; ``character`` is for scripts that do not put spaces between words."""
 
     def __post_init__(self) -> None:
-        if self.ngram < 1:
-            raise ValueError(f"ngram must be at least 1, got {self.ngram}.")
+        check_at_least(1, f"reward {self.name!r}", ngram=self.ngram)
         if not 0.0 <= self.max_penalty < math.inf:
             raise ValueError(f"max_penalty must be finite and not negative, got {self.max_penalty}.")
         if self.unit not in ("word", "character"):

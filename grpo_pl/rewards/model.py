@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.rewards.base import Columns, Reward, Score
 from grpo_pl.rewards.pretrained import check_pretrained, load_pretrained, one_clear_line
 
@@ -43,10 +44,7 @@ class LoadsModel(Reward):
     _loaded: tuple[Any, Any] | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.max_length < 1:
-            raise ValueError(
-                f"batch_size and max_length must be at least 1, got {self.batch_size} and {self.max_length}."
-            )
+        check_at_least(1, f"reward {self.name!r}", batch_size=self.batch_size, max_length=self.max_length)
 
     def check(self) -> None:
         """Refuses a model whose files lack a part of its weights, by their headers.

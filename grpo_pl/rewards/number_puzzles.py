@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score
+from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score, not_judged
 from grpo_pl.rewards.completion_text import boxed_or_block
 from grpo_pl.rewards.sandbox.gym_guards import calculate
 from grpo_pl.rewards.sorting import read_numbers
@@ -67,10 +67,8 @@ class NumberPuzzleReward(Reward):
             return Score(None, "bad_gold", f"no column {COLUMN!r}")
         if not isinstance(given, list | tuple) or not all(type(number) is int for number in given):
             raise MissingColumn(f"reward {self.name!r}: the column {COLUMN!r} must list whole numbers, got {given!r}.")
-        if not answer:
-            return Score(0.0, "no_answer")
-        if len(answer) > MOST_CHARACTERS:
-            return Score(0.0, "too_long", f"{len(answer)} characters")
+        if score := not_judged(answer, MOST_CHARACTERS):
+            return score
         left, *right = plain_signs(answer).split("=")
         if len(right) > 1 or not all(_is_whole(side) for side in right):
             return Score(0.0, "wrong", "more than an equation with the target at its end")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from grpo_pl.rewards.base import Columns, MissingColumn, Score
+from grpo_pl.rewards.base import Columns, MissingColumn, Score, not_judged
 from grpo_pl.rewards.completion_text import boxed_or_block
 from grpo_pl.rewards.sandbox.gym_entry import unpack
 from grpo_pl.rewards.sandbox.pool import SandboxedReward, Verdict
@@ -64,10 +64,8 @@ class ReasoningGymReward(SandboxedReward):
 
     def _ready(self, answer: str, entry: Any) -> Score | tuple[str, str]:
         """The score where no scorer is needed, else the job for the pool."""
-        if not answer:
-            return Score(0.0, "no_answer")
-        if len(answer) > self.max_answer_chars:
-            return Score(0.0, "too_long", f"{len(answer)} characters")
+        if score := not_judged(answer, self.max_answer_chars):
+            return score
         return Score(None, "bad_gold", f"no column {COLUMN!r}") if entry is None else (entry, answer)
 
     def _score(self, verdict: Verdict) -> Score:

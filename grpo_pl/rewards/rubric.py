@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from grpo_pl.files.cache import cache_root
 from grpo_pl.files.writing import best_effort
-from grpo_pl.rewards.base import Columns, MissingColumn, Score
+from grpo_pl.rewards.base import Columns, MissingColumn, Score, not_judged
 from grpo_pl.rewards.completion_text import after_thinking
 from grpo_pl.rewards.endpoint import LOCK, AsksModel, Reply
 
@@ -118,22 +118,16 @@ class RubricReward(AsksModel):
         weights = self._weights(len(completions), columns)
         golds = answers if self.show_gold else [""] * len(completions)
         responses = [after_thinking(text).strip() for text in completions]
+        unjudged = [not_judged(response, self.max_response_chars) for response in responses]
         rows = [
-            {} if self._without_judge(response) else {c: Question(str(q), gold, response, c) for c in criteria}
-            for q, gold, response, criteria in zip(asked, golds, responses, weights, strict=True)
+            {} if score else {c: Question(str(q), gold, response, c) for c in criteria}
+            for q, gold, response, criteria, score in zip(asked, golds, responses, weights, unjudged, strict=True)
         ]
         replies = self._replies(question for row in rows for question in row.values())
         return [
-            self._without_judge(response) or _score({c: replies[q] for c, q in row.items()}, criteria)
-            for response, row, criteria in zip(responses, rows, weights, strict=True)
+            score or _score({c: replies[q] for c, q in row.items()}, criteria)
+            for score, row, criteria in zip(unjudged, rows, weights, strict=True)
         ]
-
-    def _without_judge(self, response: str) -> Score | None:
-        if not response:
-            return Score(0.0, "no_answer")
-        if len(response) > self.max_response_chars:
-            return Score(0.0, "too_long", f"{len(response)} characters")
-        return None
 
     def _weights(self, count: int, columns: Columns) -> list[dict[str, float]]:
         """The criteria of each completion with their weights.

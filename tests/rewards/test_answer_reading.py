@@ -137,7 +137,7 @@ def test_auto_says_what_it_took(text: str, value: float, detail: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"answer_in": "last"}, "answer_in must be one of box, last_number, pattern, json, auto, got 'last'"),
+        ({"answer_in": "last"}, "answer_in is 'last': choose one of box, last_number, pattern, json, auto"),
         ({"answer_in": "pattern"}, "answer_pattern is None: give answer_pattern"),
         ({"answer_pattern": "x"}, "answer_in is 'box' and answer_pattern is 'x'"),
         ({"answer_in": "pattern", "answer_pattern": "("}, "'\\(' is no regular expression"),

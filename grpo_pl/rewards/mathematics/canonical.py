@@ -124,8 +124,6 @@ _REWRITES: list[tuple[re.Pattern[str], Any]] = [
         (r"\s+", " "),
     ]
 ]
-
-
 _IN_WORDS = re.compile(
     r"(?<=\S),?\s*(?:\\text\{\s*,?\s*(and|or)\s*\}|(?<![\\a-zA-Z{])(and|or)(?![a-zA-Z}]))(?=\s*[^\s}.,;:!?])"
 )

@@ -77,9 +77,6 @@ class ExactReward(AnswerReward, TextAnswerReward):
     trusted = True
     name: str = "exact"
 
-    def __post_init__(self) -> None:
-        self.check_reading()
-
     def read(self, completion: str) -> Found:
         return super().read(after_thinking(completion))
 
@@ -126,12 +123,12 @@ class MathReward(AnswerReward, SandboxedReward):
     """Gold answers that cost too much, and until when (``time.monotonic``) that is believed."""
 
     def __post_init__(self) -> None:
-        self.check_reading()
+        AnswerReward.__post_init__(self)
         if self.percent not in ("hundredth", "unit"):
             raise ValueError(f"percent must be 'hundredth' or 'unit', got {self.percent!r}.")
         if not 0 <= self.relative_tolerance < 1:
             raise ValueError(f"relative_tolerance must lie in [0, 1), got {self.relative_tolerance}.")
-        super().__post_init__()
+        SandboxedReward.__post_init__(self)
         self.rules = AnswerRules(**{f.name: getattr(self, f.name) for f in fields(AnswerRules)})
 
     def __call__(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[Score]:

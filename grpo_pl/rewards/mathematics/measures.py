@@ -91,8 +91,9 @@ def _tables() -> tuple[dict[str, str], dict[str, str], dict[str, set[str]]]:
     return symbols, names, dict(folded)
 
 
-_SYMBOLS, _NAMES, _FOLDED = _tables()
-_UNITS = {factor for unit in {*_SYMBOLS.values(), *_NAMES.values()} for factor in re.split(r"[·/^]", unit)}
+SYMBOLS, _NAMES, FOLDED = _tables()
+UNITS = {factor for unit in {*SYMBOLS.values(), *_NAMES.values()} for factor in re.split(r"[·/^]", unit)}
+"""The units as `read_measure` gives them."""
 
 
 def read_measure(word: str) -> str | None:
@@ -103,25 +104,10 @@ def read_measure(word: str) -> str | None:
     several do (``MHZ`` may be megahertz or millihertz). In names case does not count.
     """
     word = word.replace("\N{OHM SIGN}", "Ω").replace("\N{MICRO SIGN}", "μ")
-    if unit := _SYMBOLS.get(word) or _NAMES.get(word.casefold()):
+    if unit := SYMBOLS.get(word) or _NAMES.get(word.casefold()):
         return unit
-    readings = _FOLDED.get(word.casefold(), set()) if len(word) > 1 else set()
+    readings = FOLDED.get(word.casefold(), set()) if len(word) > 1 else set()
     return next(iter(readings)) if len(readings) == 1 else None
-
-
-def is_unit(name: str) -> bool:
-    """True for a unit as `read_measure` gives it."""
-    return name in _UNITS
-
-
-def is_written_so(symbol: str) -> bool:
-    """True for a symbol of a unit in its own case."""
-    return symbol in _SYMBOLS
-
-
-def has_meaningful_case(word: str) -> bool:
-    """True if ``word`` is a symbol of a unit in some case."""
-    return word.casefold() in _FOLDED
 
 
 def same_measure(one: str, other: str) -> bool:

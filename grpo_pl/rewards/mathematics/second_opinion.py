@@ -25,8 +25,6 @@ _LISTED = re.compile(r"\d\s{0,3}(?:[,;/]|\b(?:or|and)\b)?\s{0,3}$")
 """Text before the last of several numbers in a row: a guess among others."""
 _LONGEST_NUMBER = 400
 """Most characters of a number that is compared by value; longer ones are compared by their symbols."""
-
-
 _TAGS = "tags nested, repeated, missing or out of order"
 
 
@@ -71,9 +69,6 @@ class StrictAnswerReward(AnswerReward, TextAnswerReward):
     name: str = "strict"
     allow_text: bool = False
     """Text may stand beside the box in ``<answer>``."""
-
-    def __post_init__(self) -> None:
-        self.check_reading()
 
     def score(self, completion: str, gold: str) -> Score:
         said = after_thinking(completion)

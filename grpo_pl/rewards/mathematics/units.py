@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 
 from grpo_pl.rewards.mathematics.canonical import CURRENCIES
-from grpo_pl.rewards.mathematics.measures import has_meaningful_case, is_unit, is_written_so, read_measure, same_measure
+from grpo_pl.rewards.mathematics.measures import FOLDED, SYMBOLS, UNITS, read_measure, same_measure
 from grpo_pl.rewards.mathematics.nouns import is_counted, is_substance, same_noun
 from grpo_pl.rewards.mathematics.words import is_word, words_of
 from grpo_pl.rewards.mathematics.written_numbers import read_number
@@ -77,8 +77,6 @@ _ORDINAL = re.compile(
 )
 _NO_NOUN_SIGNS = frozenset("不没沒非无無未或和与與但错錯百千万萬亿億兆십백천만억없")
 _ALSO_UNITS = frozenset({"in", "miles", "cent", "B"})
-
-
 _FACTOR = re.compile(
     r"\s*(?:(?P<divide>/|\\div(?![a-zA-Z])|(?i:per)\b|(?<=\s)an?\s|\\frac)|(?P<times>\\cdot(?![a-zA-Z])|\\times(?![a-zA-Z])|\*|⋅)"
     r"|\^\s*\{?\s*(?P<power>[+-]?\d)\s*\}?|\^?\s*\{?\s*\\circ\s*\}?\s*(?P<circ>[CFcf]?)(?![a-zA-Z])"
@@ -196,7 +194,7 @@ def _is_symbol(written: str, spaced: bool) -> bool:
         return True
     if (word.islower() and len(word) < 4) or (word.isupper() and not spaced and word not in _CAPITALS):
         return False
-    if not spaced and len(word) == 2 and not is_written_so(word):
+    if not spaced and len(word) == 2 and word not in SYMBOLS:
         return False  # 4tW^2
     return read_measure(word) is not None
 
@@ -286,7 +284,7 @@ def is_noun(word: str) -> bool:
 def is_known(unit: str) -> bool:
     """True for units of measure and for the nouns that may follow a number where the gold answer has none. ``5 B`` may
     be bytes or billions."""
-    return all((is_unit(name) and name != "B") or is_counted(name) for name, _ in _factors(unit))
+    return all((name in UNITS and name != "B") or is_counted(name) for name, _ in _factors(unit))
 
 
 def same_unit(gold: str, answer: str) -> bool:
@@ -298,7 +296,7 @@ def same_unit(gold: str, answer: str) -> bool:
     if [power for _, power in ours] != [power for _, power in theirs]:
         return False
     for (one, _), (other, _) in zip(ours, theirs, strict=True):
-        are_nouns = not any(is_unit(name) or has_meaningful_case(name) for name in (one, other))
+        are_nouns = not any(name in UNITS or name.casefold() in FOLDED for name in (one, other))
         if not (same_measure(one, other) or (are_nouns and same_noun(one, other))):
             return False
     return True
@@ -306,4 +304,4 @@ def same_unit(gold: str, answer: str) -> bool:
 
 def is_measure(unit: str) -> bool:
     """True for units of measure; false for nouns such as ``apples`` and ``people``."""
-    return any(is_unit(name) for name, _ in _factors(unit)) if unit else False
+    return any(name in UNITS for name, _ in _factors(unit)) if unit else False

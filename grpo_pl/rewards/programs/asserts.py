@@ -17,7 +17,6 @@ import math
 import operator
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from itertools import pairwise
@@ -83,8 +82,6 @@ _ARITHMETIC: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
 }  # fmt: skip
 _SIGNS: Mapping[type, Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg, ast.Not: operator.not_}
-
-
 NUMBERS = (int, float, complex, Fraction, Decimal)
 Evaluate = Callable[[Sequence[Any]], Any]
 """The value of an expression in which the values of the program stand for its calls."""
@@ -94,32 +91,24 @@ class BadTests(ValueError):
     """A text that holds no tests, or a test whose expectation cannot be told from its question."""
 
 
-@dataclass(frozen=True)
-class Assertion:
-    """One assertion: ``asked`` is evaluated by the program, ``test`` by its values."""
-
-    asked: tuple[str, ...]
-    test: Evaluate
-
-    def holds(self, values: Sequence[Any]) -> bool:
-        """True if it holds for the program's values."""
-        try:
-            return bool(self.test(values))
-        except INCOMPARABLE:
-            return False
-
-
-def take_apart(test: ast.expr) -> Assertion:
-    """An assertion of its expression.
+def take_apart(test: ast.expr) -> tuple[list[str], Callable[[Sequence[Any]], bool]]:
+    """The questions of an assertion to the program, and whether it holds for the values that the program gives back.
 
     Raises:
         BadTests: it holds something else than calls, literals, comparisons, arithmetic and the functions above.
     """
     asked: list[str] = []
-    rest = _evaluation(test, asked)
+    evaluation = _evaluation(test, asked)
     if not asked:
         raise BadTests(f"{ast.unparse(test)[:60]!r} asks the program for nothing")
-    return Assertion(tuple(asked), rest)
+
+    def holds(values: Sequence[Any]) -> bool:
+        try:
+            return bool(evaluation(values))
+        except INCOMPARABLE:
+            return False
+
+    return asked, holds
 
 
 def _evaluation(node: ast.expr, asked: list[str]) -> Evaluate:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score, Status
+from grpo_pl.functional.argument_checks import check_at_least
+from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score, Status, not_judged
 from grpo_pl.rewards.completion_text import last_program
-from grpo_pl.rewards.programs.suites import BadTests, Outcome, Run, Suite, read_suite
+from grpo_pl.rewards.programs.asserts import BadTests
+from grpo_pl.rewards.programs.suites import Outcome, Run, Suite, read_suite
 from grpo_pl.rewards.sandbox.pool import Job, SandboxSettings, Verdict, WorkerPool, shared_pool
 
 JUDGE = "grpo_pl.rewards.sandbox.program_judge"
@@ -65,9 +67,9 @@ class CodeReward(Reward):
             raise ValueError(f"isolation must be 'required' or 'available', got {self.isolation!r}.")
         if not 0 < self.time_limit_s <= LONGEST_S:
             raise ValueError(f"time_limit_s must lie between 0 and {LONGEST_S:g} seconds, got {self.time_limit_s}.")
-        for name, least in (("memory_limit_mb", 128), ("output_limit_kb", 1), ("max_answer_chars", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}.")
+        section, chars = f"reward {self.name!r}", self.max_answer_chars
+        check_at_least(128, section, memory_limit_mb=self.memory_limit_mb)
+        check_at_least(1, section, output_limit_kb=self.output_limit_kb, max_answer_chars=chars)
         # the worker itself only waits: limits on the program are held by its supervisor, these are a last resort
         last = {"soft_limit_s": WORKER_S - 10.0, "hard_limit_s": WORKER_S, "wall_factor": 1.0}
         self.pool = shared_pool(
@@ -123,12 +125,8 @@ class CodeReward(Reward):
         """The score where nothing has to be run, else the program and its tests."""
         if fault := _fault(gold):
             return Score(None, "bad_gold", fault)
-        program = last_program(completion)
-        if program is None or not program.strip():
-            return Score(0.0, "no_answer")
-        if len(program) > self.max_answer_chars:
-            return Score(0.0, "too_long", f"{len(program)} characters")
-        return program, gold
+        program = last_program(completion) or ""
+        return not_judged(program if program.strip() else "", self.max_answer_chars) or (program, gold)
 
     def _run(self, suites: dict[tuple[str, str], Suite]) -> dict[tuple[str, str], list[_Finding]]:
         """Results of the processes of each program. The first process goes ahead: a program that fails it is not run

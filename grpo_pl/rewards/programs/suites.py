@@ -97,15 +97,16 @@ def _of_entries(tests: list[dict[str, Any]]) -> Suite:
     """``[{"input": …, "output": …, "testtype": …}, …]``; a function has its name in ``fn_name``."""
     if not all(isinstance(entry.get("input"), str) and isinstance(entry.get("output"), str) for entry in tests):
         raise BadTests("each test of a list needs input and output, both texts")
+    columns: dict[str, Any] = {f"{name}s": [entry[name] for entry in tests] for name in ("input", "output")}
     kinds = {str(entry.get("testtype", "stdin")) for entry in tests}
     if kinds == {"stdin"}:
-        return tuple(_printing(entry["input"], entry["output"]) for entry in tests)
+        return _of_object(columns)
     if kinds != {"functional"}:
         raise BadTests(f"testtype must be stdin for all tests, or functional for all, got {sorted(kinds)}")
     names = [entry.get("fn_name") for entry in tests]
     if names[0] is None or any(name != names[0] for name in names):
         raise BadTests("tests with testtype functional need fn_name, the same in each: LiveCodeBench's func_name")
-    return _calling(names[0], [_arguments(e["input"]) for e in tests], [[_value(e["output"])] for e in tests])
+    return _of_object({**columns, "fn_name": names[0]})
 
 
 def _lines(cell: Any) -> str:
@@ -158,9 +159,9 @@ def _of_python(source: str) -> Suite:
     tests: list[tuple[int, Callable[[Sequence[Any]], bool]]] = []
     for statement in _statements(ast.parse(source)):
         if isinstance(statement, ast.Assert):
-            assertion = take_apart(statement.test)
-            steps += [{"eval": question} for question in assertion.asked]
-            tests.append((len(assertion.asked), assertion.holds))
+            asked, holds = take_apart(statement.test)
+            steps += [{"eval": question} for question in asked]
+            tests.append((len(asked), holds))
         elif any(isinstance(node, ast.Assert) for node in ast.walk(statement)):
             raise BadTests(f"{ast.unparse(statement).splitlines()[0][:60]!r} holds assertions: they must stand alone")
         else:

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
+from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rewards.sandbox.task_queue import CALLER, Job, Verdict, growth
 from grpo_pl.rewards.sandbox.worker_threads import SandboxSettings, WorkerStartError, WorkerThreads
@@ -183,8 +184,7 @@ class SandboxedReward(Reward):
     pool: WorkerPool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.max_answer_chars < 1:
-            raise ValueError(f"max_answer_chars must be at least 1, got {self.max_answer_chars}.")
+        check_at_least(1, f"reward {self.name!r}", max_answer_chars=self.max_answer_chars)
         names = [f.name for f in fields(SandboxSettings) if hasattr(self, f.name)]
         self.pool = shared_pool(SandboxSettings(**{name: getattr(self, name) for name in names}))
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
+from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.processes.child_process import ChildProcess, ChildStartError, exit_name
 from grpo_pl.processes.variables import clean_environment
 from grpo_pl.rewards.base import Status
@@ -25,8 +26,6 @@ OUTSIDE_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, sign
 MAX_ATTEMPTS = 3
 """Attempts per pair whose worker is ended from outside or breaks the protocol; then the pair itself is blamed, as the
 system may have run out of memory on it each time."""
-WALL_FACTOR = 6.0
-"""``wall_factor`` of jobs that compute: on a busy machine CPU time takes longer by the clock."""
 SHORT_S, SHORT_HARD_S = 0.15, 0.4
 """Soft and hard limit of the first attempt at a pair of one of several callers, in CPU seconds."""
 
@@ -41,8 +40,9 @@ class SandboxSettings:
     """CPU seconds after which a comparison is interrupted (status ``timeout``)."""
     hard_limit_s: float = 1.5
     """CPU seconds after which a worker that ignores the interruption is killed (status ``killed``)."""
-    wall_factor: float = WALL_FACTOR
-    """Wall-clock limit of a job, in multiples of ``hard_limit_s``; a worker that is not done by then is killed."""
+    wall_factor: float = 6.0
+    """Wall-clock limit of a job, in multiples of ``hard_limit_s``, after which its worker is killed: on a busy machine
+    CPU time takes longer by the clock."""
     memory_limit_mb: int = 2048
     """Address space of one worker (``RLIMIT_AS``) in MiB."""
     relative_tolerance: float = 1e-4
@@ -57,8 +57,8 @@ class SandboxSettings:
     """Argument of ``prepare``; it gets none where this is empty."""
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ValueError(f"workers must be at least 1, got {self.workers}.")
+        check_at_least(1, "the sandbox", workers=self.workers)
+        check_at_least(0, "the sandbox", cache_size=self.cache_size)
         if not (math.isfinite(self.soft_limit_s) and self.soft_limit_s > 0):
             raise ValueError(f"soft_limit_s must be a positive number of seconds, got {self.soft_limit_s}.")
         if not (math.isfinite(self.hard_limit_s) and self.hard_limit_s > self.soft_limit_s):
@@ -69,8 +69,6 @@ class SandboxSettings:
             raise ValueError(f"wall_factor must be finite and at least 1, got {self.wall_factor}.")
         if self.memory_limit_mb < 512:
             raise ValueError(f"memory_limit_mb must be at least 512 (SymPy needs it), got {self.memory_limit_mb}.")
-        if self.cache_size < 0:
-            raise ValueError(f"cache_size must be 0 (off) or more, got {self.cache_size}.")
 
 
 class WorkerStartError(RuntimeError):

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -190,18 +191,12 @@ def decided(reward: CodeReward, pairs: Sequence[tuple[str, str]]) -> tuple[list[
 PAIRS = [(name, assertion) for name in VALUES for assertion in ASSERTIONS if (name, assertion) not in ENDLESS]
 
 
-def test_an_assertion_decides_as_python_does_whatever_the_value(reward: CodeReward) -> None:
-    some = PAIRS[::11]
+@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.slow)])
+def test_an_assertion_decides_as_python_does_whatever_the_value(reward: CodeReward, step: int) -> None:
+    some = PAIRS[::step]
     truth, found = decided(reward, some)
     assert [(p, s) for p, t, s in zip(some, truth, found, strict=True) if s.value != t] == []
-    assert 30 < sum(truth) < 100
-
-
-@pytest.mark.slow
-def test_all_assertions_decide_as_python_does_whatever_the_value(reward: CodeReward) -> None:
-    truth, found = decided(reward, PAIRS)
-    assert [(p, s) for p, t, s in zip(PAIRS, truth, found, strict=True) if s.value != t] == []
-    assert sum(truth) >= 500
+    assert 400 / step < sum(truth) < 1100 / step
 
 
 LIES = [
@@ -499,26 +494,16 @@ def test_another_user_than_root_gets_a_user_namespace_or_the_filter() -> None:
             copy = folder / "grpo_pl" / Path(file).relative_to(package)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, copy)
-        ask = "; ".join(
-            [
-                f"import json, os, sys; sys.path.insert(0, {str(folder)!r})",
-                "from grpo_pl.rewards.sandbox.program_judge import judge, prepare; prepare('')",
-                "ask = lambda level: judge(json.dumps({'levels': [level], 'level': True}), '', 0.0)",
-                "levels = [ask('namespaces'), ask('filter')]",
-                "print(json.dumps([os.geteuid(), *levels]))",
-            ]
+        ask = (
+            f"import json, os, sys; sys.path.insert(0, {str(folder)!r})\n"
+            "from grpo_pl.rewards.sandbox.program_judge import judge, prepare; prepare('')\n"
+            "ask = lambda level: judge(json.dumps({'levels': [level], 'level': True}), '', 0.0)\n"
+            "print(json.dumps([os.geteuid(), ask('namespaces'), ask('filter')]))"
         )
         for python in READABLE:
+            other: dict[str, Any] = {"user": 54321, "group": 54321, "extra_groups": [], "env": {}}
             try:
-                found = subprocess.run(
-                    [python, "-c", ask],
-                    user=54321,
-                    group=54321,
-                    extra_groups=[],
-                    env={},
-                    capture_output=True,
-                    text=True,
-                )
+                found = subprocess.run([python, "-c", ask], capture_output=True, text=True, **other)
             except OSError:
                 continue
             if found.returncode == 0:
@@ -538,10 +523,10 @@ def test_another_user_than_root_gets_a_user_namespace_or_the_filter() -> None:
     [
         ({"isolation": "none"}, "isolation must be 'required' or 'available', got 'none'"),
         ({"time_limit_s": 0}, "time_limit_s must lie between 0 and 60"),
-        ({"memory_limit_mb": 16}, "memory_limit_mb must be at least 128, got 16"),
-        ({"output_limit_kb": 0}, "output_limit_kb must be at least 1, got 0"),
-        ({"max_answer_chars": 0}, "max_answer_chars must be at least 1, got 0"),
-        ({"workers": 0}, "workers must be at least 1, got 0"),
+        ({"memory_limit_mb": 16}, "reward 'code' needs memory_limit_mb >= 128, got 16"),
+        ({"output_limit_kb": 0}, "needs output_limit_kb >= 1, got 0"),
+        ({"max_answer_chars": 0}, "needs max_answer_chars >= 1, got 0"),
+        ({"workers": 0}, "needs workers >= 1, got 0"),
     ],
 )
 def test_settings_out_of_range_are_refused(arguments: dict[str, object], complaint: str) -> None:
