@@ -12,7 +12,6 @@ import pytest
 
 from grpo_pl.cli.main import main
 from grpo_pl.rewards import MathReward
-from grpo_pl.rewards.completion_text import last_boxed
 from grpo_pl.rewards.mathematics.written_numbers import read_number
 
 DATA = Path(__file__).parent / "data"
@@ -95,7 +94,7 @@ def test_a_gold_answer_that_only_a_person_can_read_can_be_repeated(reward: MathR
 
 FAULTY = [
     r"\frac{}{2}", r"\sqrt{}", r"\int", "^2", "_5", "(5", "[1,2", "?", r"\frac{", r"\frac{1}", "5+", "NaN", "{5",
-    "5}", "", r"\frac{1}{0}", r"\sqrt{", "x^", "3 *", "5\0", "9" * 5000,
+    "5}", "", "  ", r"\frac{1}{0}", r"\sqrt{", "x^", "3 *", "5\0", "5\u200f", "9" * 5000, "10^{10^{10^{10}}}+x",
 ]  # fmt: skip
 ANSWERS = [
     "5", r"\text{yes}", "x=1, y=2", r"5\text{ or 6}", "12:00", r"\{1,2\}", "x>3", "2024-03-12", "101_2",
@@ -108,23 +107,6 @@ def test_no_answer_is_wrong_against_a_gold_answer_that_is_flagged(reward: MathRe
     assert reward.gold_faults([gold])[0]
     scores = reward([f"\\boxed{{{answer}}}" for answer in ANSWERS], [gold] * len(ANSWERS), {})
     assert {(score.value, score.status) for score in scores} == {(None, "bad_gold")}
-
-
-@pytest.mark.parametrize(
-    ("completion", "inside"),
-    [
-        (r"\boxed{5}", "5"),
-        (r"\boxed{\boxed{5}}", "5"),
-        (r"\boxed{7 \boxed{5}}", r"7 \boxed{5}"),
-        (r"\boxed{\boxed{5} and \boxed{6}}", r"\boxed{5} and \boxed{6}"),
-        (r"put it in \boxed{, so \boxed{5}", "5"),
-        (r"\boxed{5} or \boxed{6", None),
-        (r"\boxed{\{1,2\}}", r"\{1,2\}"),
-        (r"}}{ \boxed{\frac{1}{2}}}}", r"\frac{1}{2}"),
-    ],
-)
-def test_of_boxes_in_a_box_the_outermost_counts(completion: str, inside: str | None) -> None:
-    assert last_boxed(completion) == inside
 
 
 def test_what_stands_beside_the_box_is_reported(reward: MathReward) -> None:
@@ -147,32 +129,26 @@ def _other_digit(text: str, rng: random.Random) -> str:
     return text[:at] + rng.choice([d for d in "123456789" if d != text[at]]) + text[at + 1 :]
 
 
-def _behind(ending: str) -> Callable[[str, random.Random], str]:
-    return lambda text, rng: text + ending
+def _behind(*endings: str) -> Callable[[str, random.Random], str]:
+    return lambda text, rng: text + (rng.choice(endings) if len(endings) > 1 else endings[0])
 
 
 MUTATIONS: dict[str, Callable[[str, random.Random], str]] = {
     "another digit": _other_digit,
-    "another sign": lambda t, rng: (
-        "-" + t if re.match(r"[\d\\]", t) and not re.match(r"\\(?:pm|text|neg|angle)", t) else ""
-    ),
-    "another magnitude": lambda t, rng: (
-        t + rng.choice([r"\text{ thousand}", r"\text{ Milliarden}", " million", r"\text{ dozen}"])
-    ),
-    "a second answer": lambda t, rng: (
-        t + rng.choice([r"\text{ or 1234}", r", 1234", r"\text{, not 1234}", r" or 1234"])
-    ),
-    "a remark": lambda t, rng: t + rng.choice([r"\text{ is wrong}", r"\text{ not}", r"\text{no}", r"\text{ or less}"]),
-    "work": lambda t, rng: t + rng.choice([r"+1234", r"\cdot 1234", r"-1234", r"^{1234}"]),
-    "another base": lambda t, rng: t + "_{11}",
+    "another sign": lambda t, rng: "-" + t if re.match(r"\d|\\(?!pm|text|neg|angle)", t) else "",
+    "another magnitude": _behind(r"\text{ thousand}", r"\text{ Milliarden}", " million", r"\text{ dozen}"),
+    "a second answer": _behind(r"\text{ or 1234}", r", 1234", r"\text{, not 1234}", r" or 1234"),
+    "a remark": _behind(r"\text{ is wrong}", r"\text{ not}", r"\text{no}", r"\text{ or less}"),
+    "work": _behind(r"+1234", r"\cdot 1234", r"-1234", r"^{1234}"),
+    "another base": _behind("_{11}"),
     "a derivative": lambda t, rng: rf"\frac{{d({t})}}{{dx}}" if "x" not in t else "",
     "another unit": lambda t, rng: t + r"\text{ kg}" if re.search(r"text|apples|°|circ|[€$%]", t) else "",
-    "infinite": lambda t, rng: t + r"\infty",
-    "a relation": lambda t, rng: t + "=1234",
+    "infinite": _behind(r"\infty"),
+    "a relation": _behind("=1234"),
     "another number": lambda t, rng: str(rng.randint(10**5, 10**6)),
     "another word": lambda t, rng: rng.choice([r"\text{maybe}", "perhaps", r"\text{B}\text{A}", "IX", "on"]),
     "a box": lambda t, rng: rf"1234\boxed{{{t}}}",
-    "look-alikes": lambda t, rng: t + "｝+｛1",
+    "look-alikes": _behind("｝+｛1"),
 }
 
 

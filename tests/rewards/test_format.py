@@ -120,30 +120,22 @@ def test_a_box_is_only_asked_for_on_demand_but_an_answer_always() -> None:
 @pytest.mark.parametrize(
     ("completion", "expected"),
     [
-        ("\\boxed{4}", 0.0),
-        ("<think>x", 0.25),
-        ("<think>x</think>", 0.5),
-        ("<think>x</think><answer>\\boxed{4}", 0.75),
-        ("<think>x</think><answer>4</answer>", 0.75),
+        ("\\boxed{4}", 0.0), ("<think>x", 0.25), ("<think>x</think>", 0.5),
+        ("<think>x</think><answer>\\boxed{4}", 0.75), ("<think>x</think><answer>4</answer>", 0.75),
         ("<think><think></think><answer>\\boxed{4}</answer>", 0.75),
         ("</answer><answer>\\boxed{4}</think><think>", 0.25),
         # an answer within a thought
-        ("<think><answer>\\boxed{4}</answer>", 0.25),
-        ("<think><answer>\\boxed{4}</answer></think>", 0.5),
+        ("<think><answer>\\boxed{4}</answer>", 0.25), ("<think><answer>\\boxed{4}</answer></think>", 0.5),
         # junk
-        ("a<think>x</think><answer>\\boxed{4}</answer>", 0.75),
-        ("<think>x</think>a<answer>\\boxed{4}</answer>", 0.5),
-        ("<think>x</think><answer>\\boxed{4}</answer>a", 0.75),
-        ("a<think>x</think><answer>\\boxed{4}</answer>a", 0.5),
+        ("a<think>x</think><answer>\\boxed{4}</answer>", 0.75), ("<think>x</think>a<answer>\\boxed{4}</answer>", 0.5),
+        ("<think>x</think><answer>\\boxed{4}</answer>a", 0.75), ("a<think>x</think><answer>\\boxed{4}</answer>a", 0.5),
         ("a<think>x</think>b<answer>\\boxed{4}</answer>c", 0.0),
-        ("a<think>x</think>b<answer>c\\boxed{4}}}d</answer>e", 0.0),
-        ("a<think>x</think>b<answer></answer>e", 0.0),
+        ("a<think>x</think>b<answer>c\\boxed{4}}}d</answer>e", 0.0), ("a<think>x</think>b<answer></answer>e", 0.0),
         # junk where a tag is missing
-        ("a<think>x</think><answer>\\boxed{4}", 0.5),
-        ("a<think>x</think>b", 0.0),
+        ("a<think>x</think><answer>\\boxed{4}", 0.5), ("a<think>x</think>b", 0.0),
         ("<think>x</think><answer>\\boxed{4}", 0.75),
     ],
-)
+)  # fmt: skip
 def test_partial_credit_counts_tags_in_place_with_nothing_outside_of_them(completion: str, expected: float) -> None:
     assert value(completion, partial=True) == expected
 

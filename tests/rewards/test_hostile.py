@@ -41,15 +41,11 @@ def judge_text(reward: MathReward, completion: str, gold: str) -> Score:
     return score
 
 
-def test_tower_of_powers_times_out(reward: MathReward) -> None:
-    score = judge(reward, "9^{9^{9^9}}", "5")
-    assert (score.value, score.status) == (0.0, "timeout")
-
-
-def test_tower_plus_one_can_be_logged(reward: MathReward) -> None:
-    score = judge(reward, "9^{9^{9^9}}+1", "5")
-    assert (score.value, score.status) == (0.0, "timeout")
-    assert "9^{9^{9^9}}+1" in f"{score}"
+def test_a_tower_of_powers_times_out_and_can_be_logged(reward: MathReward) -> None:
+    for answer in ("9^{9^{9^9}}", "9^{9^{9^9}}+1"):
+        score = judge(reward, answer, "5")
+        assert (score.value, score.status) == (0.0, "timeout")
+        assert answer in f"{score}"
 
 
 def test_iterated_factorial(reward: MathReward) -> None:
@@ -131,15 +127,6 @@ def test_code_is_not_run(reward: MathReward, tmp_path: Path) -> None:
 def test_undefined_values_are_never_right(reward: MathReward, undefined: str) -> None:
     assert judge(reward, undefined, undefined).value == 0.0
     assert judge(reward, undefined, "5").value == 0.0
-
-
-def test_float_limits_are_honoured() -> None:
-    """Library timeouts, which a float breaks, are off; the limits here are real numbers of seconds."""
-    reward = MathReward(soft_limit_s=0.25, hard_limit_s=1.75)
-    scores = reward([r"\boxed{1+x}", r"\boxed{9^{9^{9^9}}}"], ["x+1", "5"], {})
-    reward.close()
-    assert [s.value for s in scores] == [1.0, 0.0]
-    assert scores[1].detail == "9^{9^{9^9}}: over 0.25 s"
 
 
 @pytest.mark.parametrize(

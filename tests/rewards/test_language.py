@@ -29,15 +29,10 @@ def test_a_word_of_several_scripts_is_in_no_language(word: str) -> None:
 @pytest.mark.parametrize(
     ("text", "language"),
     [
-        ("Ｗｅ ａｄｄ", "en"),
-        ("𝐖𝐞 𝑎𝑑𝑑 𝓉𝒽𝑒 𝕟𝕦𝕞𝕓𝕖𝕣𝕤", "en"),
-        ("oﬀ", "en"),
-        ("ﾊﾝｶｸ", "ja"),
-        ("ﾡﾢ", "ko"),
-        ("人々", "zh"),
+        ("Ｗｅ ａｄｄ", "en"), ("𝐖𝐞 𝑎𝑑𝑑 𝓉𝒽𝑒 𝕟𝕦𝕞𝕓𝕖𝕣𝕤", "en"), ("oﬀ", "en"), ("ﾊﾝｶｸ", "ja"), ("ﾡﾢ", "ko"), ("人々", "zh"),
         ("ﺍﺏﺕ", "ar"),
     ],
-)
+)  # fmt: skip
 def test_letters_of_another_width_or_style_keep_their_script(text: str, language: str) -> None:
     assert value(text, language) == 1.0
 
@@ -55,14 +50,11 @@ def test_a_formula_that_is_not_closed_hides_nothing() -> None:
 @pytest.mark.parametrize(
     ("text", "language", "expected"),
     [
-        ("we add the numbers", "en", 1.0),
-        ("we add 数字", "en", 0.5),
-        ("我们 add", "zh", 2 / 3),
+        ("we add the numbers", "en", 1.0), ("we add 数字", "en", 0.5), ("我们 add", "zh", 2 / 3),
         ("これは漢字", "ja", 1.0),
-        ("это test", "ru", 0.5),
-        ("größer als", "de", 1.0),
+        ("это test", "ru", 0.5), ("größer als", "de", 1.0),
     ],
-)
+)  # fmt: skip
 def test_value_is_the_share_of_target_words(text: str, language: str, expected: float) -> None:
     assert value(text, language) == pytest.approx(expected)
 

@@ -43,11 +43,6 @@ def test_a_row_may_bring_its_own_budget() -> None:
     assert [s.value for s in reward(["", ""], ["", ""], {**columns, "token_budget": [15, 5]})] == [1.0, 0.0]
 
 
-def test_missing_lengths_are_an_error_that_names_the_column() -> None:
-    with pytest.raises(ValueError, match="completion_length"):
-        LengthReward()(["x"], ["x"], {"prompt": ["x"]})
-
-
 @pytest.mark.parametrize(
     ("options", "match"),
     [
@@ -114,7 +109,9 @@ def test_characters_hardly_count_against_honest_text() -> None:
     assert repeated_share(honest, n=4) < 0.1
 
 
-def test_a_column_that_is_no_number_of_tokens_is_named() -> None:
+def test_a_column_that_is_no_number_of_tokens_or_missing_is_named() -> None:
+    with pytest.raises(MissingColumn, match="needs the column 'completion_length'"):
+        LengthReward()(["x"], ["x"], {"prompt": ["x"]})
     for bad in ("many", None, float("nan"), -1):
         with pytest.raises(MissingColumn, match="completion_length must be a whole number"):
             LengthReward()(["x"], ["x"], {"completion_length": [bad]})

@@ -72,17 +72,13 @@ def test_longer_numbers_need_something_between_them() -> None:
 @pytest.mark.parametrize(
     ("completion", "status"),
     [
-        ("\\boxed{0 is wrong, 1 is wrong, 2, 3}", "wrong"),
-        ("The list is 0 1 2 3", "wrong"),
-        ("<think>0 1 2 3</think>", "no_answer"),
-        ("<think>0 1 2 3</think><answer></answer>", "no_answer"),
-        ("<think>\\boxed{0 1 2 3}</think>so", "no_answer"),
-        ("<think>\\boxed{0 1 2 3}", "no_answer"),
-        ("<think><answer>0 1 2 3</answer>", "no_answer"),
-        ("0 1 2 3 \\boxed{}", "no_answer"),
+        ("\\boxed{0 is wrong, 1 is wrong, 2, 3}", "wrong"), ("The list is 0 1 2 3", "wrong"),
+        ("<think>0 1 2 3</think>", "no_answer"), ("<think>0 1 2 3</think><answer></answer>", "no_answer"),
+        ("<think>\\boxed{0 1 2 3}</think>so", "no_answer"), ("<think>\\boxed{0 1 2 3}", "no_answer"),
+        ("<think><answer>0 1 2 3</answer>", "no_answer"), ("0 1 2 3 \\boxed{}", "no_answer"),
         ("0 1 2 3 \\boxed{0 1", "no_answer"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_list_earns_nothing_and_thoughts_are_not_read(completion: str, status: str) -> None:
     for credit in ("distance", "inclusion_order", "inclusion_order_simple"):
         score = SortingReward(credit=credit)([completion], ["3 1 2 0"], {})[0]  # type: ignore[arg-type]

@@ -158,12 +158,6 @@ def test_names_that_the_parser_would_take_apart_are_refused_and_nothing_is_impor
     assert "imported_by_name" not in sys.modules
 
 
-def test_a_source_with_a_dotted_argument_is_refused() -> None:
-    spec = _spec("grpo_pl.data.curriculum.CurriculumPrompts", **{"source.class_path": "imported_by_name.X"})
-    with pytest.raises(Untrusted, match="--trust-rewards"):
-        check_source_trusted(spec)
-
-
 @pytest.mark.parametrize(("name", "argument"), [("PerSource", "rewards"), ("LengthReward", "correct")])
 @pytest.mark.parametrize("value", ["further.yaml", "ExactReward", ["further.yaml"], {"a": "further.yaml"}], ids=str)
 def test_the_name_of_a_file_or_class_where_rewards_are_expected_is_refused(
@@ -205,6 +199,7 @@ def test_endless_nesting_is_refused() -> None:
         _spec("ArithmeticPrompts"),
         _spec("grpo_pl.data.mixture.MixturePrompts", parts={"a": _spec("my_sources.Mine")}),
         _spec("grpo_pl.data.mixture.MixturePrompts", parts={"a": "my_sources.Mine"}),
+        _spec("grpo_pl.data.curriculum.CurriculumPrompts", **{"source.class_path": "imported_by_name.X"}),
         _spec("grpo_pl.data.curriculum.CurriculumPrompts", source="my_sources.Mine"),
         _spec("grpo_pl.data.curriculum.CurriculumPrompts", source=_spec("my_sources.Mine")),
     ],

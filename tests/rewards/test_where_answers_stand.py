@@ -101,14 +101,11 @@ def test_blocks_without_a_box_are_read_by_the_same_rule() -> None:
 @pytest.mark.parametrize(
     ("completion", "stated"),
     [
-        (r"<answer>x \boxed{ 4 }</answer>", "4"),
-        ("<think>5</think><answer> 4 </answer>", "4"),
-        (" 4 ", "4"),
-        (r"<think>\boxed{3}</think>\boxed{4}", "4"),
-        (r"<think>\boxed{3}</think><answer>4</answer>", "4"),
+        (r"<answer>x \boxed{ 4 }</answer>", "4"), ("<think>5</think><answer> 4 </answer>", "4"), (" 4 ", "4"),
+        (r"<think>\boxed{3}</think>\boxed{4}", "4"), (r"<think>\boxed{3}</think><answer>4</answer>", "4"),
         (r"<think>so \boxed{3}", "3"),  # some rewards read that; who does not, has no answer to count
     ],
-)
+)  # fmt: skip
 def test_a_vote_is_the_box_then_the_block_then_everything(completion: str, stated: str) -> None:
     assert stated_answer(completion) == stated
 
@@ -121,19 +118,15 @@ F = "```"
 @pytest.mark.parametrize(
     ("completion", "program"),
     [
-        (f"{F}python\nprint(1)\n{F}", "print(1)\n"),
-        (f"So:\n\n  {F}py\nx = 1\n  {F}\nDone.", "x = 1\n"),
-        (f"{F}\nprint(1)\n{F}", "print(1)\n"),
-        (f"{F}python\na\n{F}\ntext\n{F}python\nb\n{F}", "b\n"),
-        (f"{F}python\na\n{F}\nIts output:\n{F}text\n1\n{F}", "a\n"),
-        (f"{F}cpp\nint main;\n{F}", None),
+        (f"{F}python\nprint(1)\n{F}", "print(1)\n"), (f"So:\n\n  {F}py\nx = 1\n  {F}\nDone.", "x = 1\n"),
+        (f"{F}\nprint(1)\n{F}", "print(1)\n"), (f"{F}python\na\n{F}\ntext\n{F}python\nb\n{F}", "b\n"),
+        (f"{F}python\na\n{F}\nIts output:\n{F}text\n1\n{F}", "a\n"), (f"{F}cpp\nint main;\n{F}", None),
         (f"{F}python\nprint(1)", None),  # cut off: what is left of it might pass by luck
-        (f"{F}python\nopen\n{F}python\nclosed\n{F}", "closed\n"),
-        ("print(1)", None),
+        (f"{F}python\nopen\n{F}python\nclosed\n{F}", "closed\n"), ("print(1)", None),
         (f"<think>{F}python\nidea\n{F}</think>I give up.", None),
         (f"<think>idea</think>{F}python title='a.py'\nprint(2)\n{F}", "print(2)\n"),
         (f"{F}python\ns = 'a {F} b'\n{F}", f"s = 'a {F} b'\n"),
     ],
-)
+)  # fmt: skip
 def test_the_last_closed_block_of_python_is_the_program(completion: str, program: str | None) -> None:
     assert last_program(completion) == program

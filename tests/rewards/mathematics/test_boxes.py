@@ -22,7 +22,8 @@ from grpo_pl.rewards.mathematics.boxes import boxed_answer
         (r"\boxed 7", "7"), (r"\boxed7 and \boxed{-2}", r"7 \text{ and } -2"), (r"\boxed\pi", r"\pi"),
         (r"\boxed 12.", "12"), (r"\boxed 1,234 apples", "1,234"), (r"<answer>\boxed 7</answer>", "7"),
         (r"**\boxed 7**", "7"), (r"\boxed 28%", "28"), (r"$\boxed x$", "x"), (r"\boxed{7} - not \boxed 12^3", "7"),
-        (r"\boxed {\frac{1}{2}}, as asked in a \boxed here", r"\frac{1}{2}"),
+        (r"\boxed {\frac{1}{2}}, as asked in a \boxed here", r"\frac{1}{2}"), (r"\boxed{\boxed{5}}", "5"),
+        (r"}}{ \boxed{\frac{1}{2}}}}", r"\frac{1}{2}"), (r"\boxed{\{1,2\}}", r"\{1,2\}"),
     ],
 )  # fmt: skip
 def test_neighbouring_boxes_are_one_answer(text: str, answer: str) -> None:

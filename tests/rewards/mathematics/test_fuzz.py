@@ -66,9 +66,8 @@ def lists(rng: random.Random) -> Pair:
     if rng.random() < 0.4:
         items.append(items[0])
     other = rng.choice(shapes).format(n=23)
-    way = rng.choice(
-        ["shuffled", "shuffled", "tuple", "doubled", "dropped", "changed", "reversed tuple", "one of them"]
-    )
+    ways = ["shuffled", "shuffled", "tuple", "doubled", "dropped", "changed", "reversed tuple", "one of them"]
+    way = rng.choice(ways)
     gold, answer = ", ".join(items), list(items)
     if way == "shuffled":
         rng.shuffle(answer)
@@ -154,20 +153,14 @@ def names(rng: random.Random) -> Pair:
     return gold, boxed(rng.choice(wrong)), False
 
 
+FONTS = [r"\boldsymbol{N}", r"\textcolor{blue}{N}", r"{\bf N}", r"\mathbf{N}", r"\textbf{N}"]
+
+
 def typography(rng: random.Random) -> Pair:
     """Fonts, colours and other ways of writing change nothing; another number inside them does."""
     n = rng.choice([2, 3, 5, 7, 10, 13])
     ways = [
-        (
-            str(n),
-            [
-                rf"\boldsymbol{{{n}}}",
-                rf"\textcolor{{blue}}{{{n}}}",
-                rf"{{\bf {n}}}",
-                rf"\mathbf{{{n}}}",
-                rf"\textbf{{{n}}}",
-            ],
-        ),
+        (str(n), [font.replace("N", str(n)) for font in FONTS]),
         (rf"\sqrt{{{n}}}", [f"√{n}", rf"\sqrt {{{n}}}", rf"\bm{{\sqrt{{{n}}}}}"]),
         (rf"\frac{{{n}}}{{9}}", [rf"{{{n}\over 9}}", rf"\dfrac{{{n}}}{{9}}", rf"{n}/9"]),
         (rf"x\le {n}", [f"x⩽{n}", rf"x\leqslant {n}", f"x ≤ {n}"]),
@@ -185,10 +178,8 @@ def boxes(rng: random.Random) -> Pair:
     joint = rng.choice([", ", " and ", " or ", r" \quad \text{and} \quad ", "$, $", r"\), \(", ", and "])
     completion = joint.join(rf"\boxed{{{n}}}" for n in numbers)
     if rng.random() < 0.3:
-        completion = rng.choice([". No: ", ", which is wrong. It is ", " is not right, but "]).join(
-            completion.split(joint, 1)
-        )
-        return numbers[-1], completion, len(numbers) == 2
+        no = rng.choice([". No: ", ", which is wrong. It is ", " is not right, but "])
+        return numbers[-1], no.join(completion.split(joint, 1)), len(numbers) == 2
     gold = list(numbers)
     rng.shuffle(gold)
     right = rng.random() < 0.5

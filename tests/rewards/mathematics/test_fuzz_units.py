@@ -1,7 +1,6 @@
 """Drawn pairs of numbers with units and nouns: none that differs is paid, none that is the same is refused."""
 
 import random
-import re
 from collections.abc import Callable
 
 import pytest
@@ -19,37 +18,26 @@ UNITS = {
     "A": "ampere", "N": "newton", "F": "farad", "T": "tesla", "H": "henry", "L": "liter", "S": "siemens",
     "C": "coulomb",
 }  # fmt: skip
-OWN = re.findall(
-    r"\S+",
-    """
-    t h min day GB Gb MB Mb cal ft mi lb oz mol K °C °F mph ha
-    """,
-)
-NOUNS = re.findall(
-    r"\S+",
-    """
+OWN = str.split("t h min day GB Gb MB Mb cal ft mi lb oz mol K °C °F mph ha")
+NOUNS = str.split("""
     apple student marble ticket box book car train tree house window door dog cat bird fish horse chicken cow sheep
     egg cookie cake pizza slice coin stamp card pencil pen page chapter letter word friend team player game match
     goal point way path triangle circle vertex edge side divisor factor solution integer subset permutation teacher
     worker customer bag basket bottle cup glass plate chair table room floor step row column seat flower rose tomato
     potato orange banana
-    """,
-)
+""")
 PLURALS = {
     "box": "boxes", "fish": "fish", "sheep": "sheep", "vertex": "vertices", "glass": "glasses", "match": "matches",
     "tomato": "tomatoes", "potato": "potatoes",
 }  # fmt: skip
-CHANGING = re.findall(
-    r"\S+",
-    """
+CHANGING = str.split("""
     half halves third thirds quarter quarters fifth fifths sixths sevenths eighths ninths tenths elevenths twelfths
     twentieths hundredths thousandths pair pairs couple couples dozen dozens score scores gross hundred thousands
     million billions trio quartets kilo mega giga milli micro double doubled triple tripled squared cubed halved
     negative minus plus imaginary complex binary octal hexadecimal factorial root log percent ppm mod times fold
     million more less fewer not or maybe wrong approximately Hälfte Drittel Viertel Dutzend Paar tiers demi doble
     mitad tercios половина треть пара 半 倍 対 双
-    """,
-)
+""")
 
 
 def _number(rng: random.Random) -> str:

@@ -122,7 +122,6 @@ SAME_SIGNS = {
     "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}",
     "α": r"\alpha", "β": r"\beta", "λ": r"\lambda", "ω": r"\omega", "Γ": r"\Gamma", "Δ": r"\Delta", "Ψ": r"\Psi",
 }  # fmt: skip
-BAD_GOLD = ["", "  ", r"\frac{", r"\frac{1}", "5+", "NaN", r"\frac{1}{0}", "5\u200f", "10^{10^{10^{10}}}+x", "9" * 5000]
 ITSELF = [(gold, gold) for gold in sorted({gold for gold, _ in RIGHT + WRONG + SPELLINGS})]
 
 
@@ -136,14 +135,6 @@ def test_answers_are_judged_as_a_careful_person_would(
 ) -> None:
     scores = reward([f"so \\boxed{{{answer}}}" for _, answer in pairs], [gold for gold, _ in pairs], {})
     assert [(*pair, score) for pair, score in zip(pairs, scores, strict=True) if score.value != worth] == []
-
-
-@pytest.mark.parametrize("gold", BAD_GOLD)
-def test_a_gold_answer_that_cannot_be_read_is_nobodys_fault(gold: str) -> None:
-    reward = MathReward()
-    score = reward([r"\boxed{3}"], [gold], {})[0]
-    reward.close()
-    assert (score.value, score.status) == (None, "bad_gold")
 
 
 def test_a_gold_answer_that_is_a_bomb_is_tried_once() -> None:
@@ -195,13 +186,6 @@ def test_a_missing_cut_off_or_empty_box_is_no_answer(reward: MathReward) -> None
         assert (score.value, score.status) == (0.0, "no_answer"), completion
 
 
-def test_the_last_box_counts(reward: MathReward) -> None:
-    assert reward([r"\boxed{4} no: \boxed{5}"], ["5"], {})[0].value == 1.0
-    assert reward([r"\boxed{5} no: \boxed{4}"], ["5"], {})[0].value == 0.0
-    assert reward([r"\boxed{\boxed{5}}"], ["5"], {})[0].value == 1.0
-    assert reward([r"\boxed {\frac{1}{2}} in \boxed"], ["0.5"], {})[0].value == 1.0
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -233,11 +217,6 @@ def test_a_gold_answer_that_cannot_be_read_is_blamed_whatever_the_completion_is(
     assert (score.value, score.status) == (None, "bad_gold")
 
 
-def test_an_empty_gold_answer_is_blamed_by_the_exact_rule_too() -> None:
-    assert [score.status for score in ExactReward()(["no box", r"\boxed{}"], ["", " "], {})] == ["bad_gold"] * 2
-    assert ExactReward()(["no box"], ["5"], {})[0].status == "no_answer"
-
-
 def test_rewards_with_equal_limits_share_their_workers() -> None:
     one, two, other = MathReward(), MathReward(name="again"), MathReward(memory_limit_mb=1024)
     assert one.pool is two.pool
@@ -250,12 +229,8 @@ def test_a_sign_of_unicode_is_one_of_latex(sign: str) -> None:
 
 
 LISTS = [
-    ("1, 2", "2, 1"),
-    (r"\sqrt2, 3", r"3, \sqrt2"),
-    ("red, blue", "blue, red"),
-    ("1, 2", "1,2"),
-    (r"\{1,2\}", "2, 1"),
-]
+    ("1, 2", "2, 1"), (r"\sqrt2, 3", r"3, \sqrt2"), ("red, blue", "blue, red"), ("1, 2", "1,2"), (r"\{1,2\}", "2, 1"),
+]  # fmt: skip
 
 
 def values(reward: MathReward, columns: dict) -> list[float | None]:

@@ -78,42 +78,31 @@ def test_check_of_humaneval_is_taken_apart() -> None:
 @pytest.mark.parametrize(
     ("assertion", "values", "holds"),
     [
-        ("f(1) == g(1)", [5, 5], True),
-        ("f(1) == g(1)", [5, 6], False),
-        ("set(f(1)) == {1, 2}", [{"set": [2, 1]}], True),
-        ("set(f(1) + g(1)) == {1, 2}", [[2], [1, 2]], True),
+        ("f(1) == g(1)", [5, 5], True), ("f(1) == g(1)", [5, 6], False),
+        ("set(f(1)) == {1, 2}", [{"set": [2, 1]}], True), ("set(f(1) + g(1)) == {1, 2}", [[2], [1, 2]], True),
         ("sorted(f(1) + g(1)) == [1, 2]", [{"tuple": [2]}, {"tuple": [1]}], True),
-        ("f(1) == (1, 2)", [{"tuple": [1, 2]}], True),
-        ("f(1) == (1, 2)", [[1, 2]], False),
-        ("f(1) is None", [None], True),
-        ("f(1) is True", [1], False),
-        ("f(1)[1]['a'] == 3", [3], True),
+        ("f(1) == (1, 2)", [{"tuple": [1, 2]}], True), ("f(1) == (1, 2)", [[1, 2]], False),
+        ("f(1) is None", [None], True), ("f(1) is True", [1], False), ("f(1)[1]['a'] == 3", [3], True),
         ("(f(1) + g(1))[1]['a'] == 3", [[0], [{"dict": [["a", 3]]}]], True),
         ("f(1) == {1: 'a', (2, 3): None}", [{"dict": [[1, "a"], [{"tuple": [2, 3]}, None]]}], True),
-        ("math.isclose(f(1), 0.3, rel_tol=0.01)", [0.301], True),
-        ("len(f(1)) > 2 and 'b' in f(1)", [3, "abc"], True),
+        ("math.isclose(f(1), 0.3, rel_tol=0.01)", [0.301], True), ("len(f(1)) > 2 and 'b' in f(1)", [3, "abc"], True),
         ("(f(1) or 5) == 5 and (f(1) or []) == []", [0, 0], True),
         ("(g(1) and f(1)) == 'a' and f(1) < 'b' and not (f(1) < '0' < 5)", [1, "a", "a", "a"], True),
-        ("f(1) == 2 ** 20 - 1", [1048575], True),
-        ("f(1) == 'ab' * 3", ["ababab"], True),
+        ("f(1) == 2 ** 20 - 1", [1048575], True), ("f(1) == 'ab' * 3", ["ababab"], True),
         ("f(1) < 3", ["text"], False),  # what raises is not passed
-        ("f(1) == 5", [{"other": ["Sneaky"]}], False),
-        ("f(1) == b'\\x01'", [{"bytes": "01"}], True),
+        ("f(1) == 5", [{"other": ["Sneaky"]}], False), ("f(1) == b'\\x01'", [{"bytes": "01"}], True),
         ("f(1) * 10 == 50", [5], True),
         ("'a' * f(1) == 'a'", [10**9], False),  # would fill the memory of this process
-        ("f(1) ** 2 == 4", [10**600], False),
-        ("set(f(1) + g(1)) == {1}", [list(range(MOST_KEYS + 1)), []], False),
+        ("f(1) ** 2 == 4", [10**600], False), ("set(f(1) + g(1)) == {1}", [list(range(MOST_KEYS + 1)), []], False),
         ("f(1) == 5", [{"range": [0, 10**12, 1]}], False),  # each of these would take for ever to look through
         ("1.5 in f(1)", [{"range": [0, 10**12, 1]}], False),
         ("int(f(1) + 1) == 5", [{"decimal": "1e999999999"}], False),
-        ("Fraction(f(1) + g(1)) == 5", ["1e9999", "99999"], False),
-        ("len(range(f(1))) == 5", [10**12], False),
-        ("round(f(1), g(1)) == 5", [7, -(10**12)], False),
-        ("f(1) == 5", [{"decimal": "sNaN"}], False),
+        ("Fraction(f(1) + g(1)) == 5", ["1e9999", "99999"], False), ("len(range(f(1))) == 5", [10**12], False),
+        ("round(f(1), g(1)) == 5", [7, -(10**12)], False), ("f(1) == 5", [{"decimal": "sNaN"}], False),
         ("f(1) < 5", [{"decimal": "NaN"}], False),
         ("isclose(f(1), 0.3)", [{"fraction": [3, 10]}], True),  # evaluated here, not by an isclose of the program
     ],
-)
+)  # fmt: skip
 def test_what_an_assertion_expects_is_evaluated_here(assertion: str, values: list[Any], holds: bool) -> None:
     (fault,) = judged(read_suite(f"assert {assertion}"), *values)
     assert (fault == "") == holds, fault
@@ -122,9 +111,7 @@ def test_what_an_assertion_expects_is_evaluated_here(assertion: str, values: lis
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "no assertion"),
-        ("5", "neither an object"),
-        ("{}", "as many outputs as inputs"),
+        ("", "no assertion"), ("5", "neither an object"), ("{}", "as many outputs as inputs"),
         ('{"inputs": ["1"], "outputs": []}', "as many outputs as inputs"),
         ('{"inputs": [1], "outputs": ["1"]}', "must be texts, got 1"),
         ('{"inputs": [[1]], "outputs": [1], "fn_name": "a.b"}', "the name of a function, got 'a.b'"),
@@ -137,14 +124,11 @@ def test_what_an_assertion_expects_is_evaluated_here(assertion: str, values: lis
         ("assert all(f(x) == y for x, y in [(1, 2)])", "is no call, literal"),
         ("assert isinstance(f(1), int)", "would let the program judge itself"),
         ("assert sorted(f(1), key=lambda x: x == 5)", "would let the program|is no call, literal"),
-        ("assert check(f(1) == 2)", "compares inside"),
-        ("assert 1 == 1", "asks the program for nothing"),
-        ("for i in range(3):\n    assert f(i) == i", "they must stand alone"),
-        ("assert f(1) ==", "SyntaxError"),
-        ("\x00", "null"),
-        ("[" * 100_000, "neither an object|nested|Memory|Recursion"),
+        ("assert check(f(1) == 2)", "compares inside"), ("assert 1 == 1", "asks the program for nothing"),
+        ("for i in range(3):\n    assert f(i) == i", "they must stand alone"), ("assert f(1) ==", "SyntaxError"),
+        ("\x00", "null"), ("[" * 100_000, "neither an object|nested|Memory|Recursion"),
     ],
-)
+)  # fmt: skip
 def test_tests_that_cannot_be_run_are_refused(text: str, complaint: str) -> None:
     with pytest.raises(BadTests, match=complaint):
         read_suite(text)

@@ -1,5 +1,4 @@
 import ast
-import asyncio
 import copy
 import functools
 import logging
@@ -12,10 +11,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,19 +35,30 @@ def judge(gold, answer, relative_tolerance):
 """A judge for JOBS, whose workers start at once: they need no algebra."""
 
 
-@pytest.fixture
-def light(tmp_path: Path) -> SandboxSettings:
-    """For pools of one worker that starts at once."""
-    judge = tmp_path / "sorts.py"
-    judge.write_text(SORTS)
-    return SandboxSettings(soft_limit_s=0.5, hard_limit_s=10.0, workers=1, judge=str(judge))
+PoolOf = Callable[..., WorkerPool]
 
 
 @pytest.fixture
-def light_pool(light: SandboxSettings) -> Iterator[WorkerPool]:
-    pool = WorkerPool(replace(light, workers=2))
-    yield pool
-    pool.close()
+def pool_of(tmp_path: Path) -> Iterator[PoolOf]:
+    """Makes pools, by default of one worker, whose judge has this source; without one it is that of mathematics."""
+    pools: list[WorkerPool] = []
+
+    def make(source: str = "", **settings: Any) -> WorkerPool:
+        if source:
+            (tmp_path / "judge.py").write_text(source)
+            settings["judge"] = str(tmp_path / "judge.py")
+        pools.append(WorkerPool(SandboxSettings(**{"workers": 1, **settings})))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+@pytest.fixture
+def light_pool(pool_of: PoolOf) -> WorkerPool:
+    """Its workers start at once."""
+    return pool_of(SORTS, soft_limit_s=0.5, hard_limit_s=10.0, workers=2)
 
 
 @pytest.fixture(scope="module")
@@ -103,19 +113,14 @@ def test_what_may_take_long_begins_first(shared: WorkerPool, monkeypatch: pytest
     assert sent == [r"\binom{5}{2}!^2", "2^{3}", "5!", "2", r"\sqrt{2}", "3"]
 
 
-def test_the_cache_forgets_the_oldest_and_never_keeps_timeouts() -> None:
-    pool = WorkerPool(SandboxSettings(soft_limit_s=0.5, hard_limit_s=10.0, cache_size=2, workers=1))
+def test_the_cache_forgets_the_oldest_and_never_keeps_timeouts(pool_of: PoolOf) -> None:
+    pool = pool_of(soft_limit_s=0.5, hard_limit_s=10.0, cache_size=2)
     assert statuses(pool.run([*JOBS[:3], BOMB])) == [*EXPECTED[:3], "timeout"]
     assert list(pool._cache) == JOBS[1:3]
-    pool.close()
 
 
-def test_a_bomb_costs_its_own_verdict_only(shared: WorkerPool) -> None:
-    assert statuses(shared.run([JOBS[0], BOMB, JOBS[1], JOBS[2]])) == ["ok", "timeout", "ok", "wrong"]
-
-
-def test_workers_killed_from_outside_mid_batch_lose_nothing() -> None:
-    pool = WorkerPool(SandboxSettings(soft_limit_s=0.5, hard_limit_s=10.0))
+def test_workers_killed_from_outside_mid_batch_lose_nothing(pool_of: PoolOf) -> None:
+    pool = pool_of(soft_limit_s=0.5, hard_limit_s=10.0, workers=2)
     pool.start()
     first = pool.pids
     jobs = [(f"x^{{{i}}}+{j}", f"{j}+x^{{{i}}}") for i in range(1, 30) for j in range(1, 6)]
@@ -128,7 +133,6 @@ def test_workers_killed_from_outside_mid_batch_lose_nothing() -> None:
     assert statuses(verdicts) == ["ok"] * len(jobs)
     assert statuses(pool.run([JOBS[0]])) == ["ok"]
     assert wait_until_gone(first) == []
-    pool.close()
 
 
 def test_a_worker_killed_while_idle_is_replaced(light_pool: WorkerPool) -> None:
@@ -138,8 +142,8 @@ def test_a_worker_killed_while_idle_is_replaced(light_pool: WorkerPool) -> None:
     assert statuses(light_pool.run(JOBS)) == EXPECTED
 
 
-def test_a_worker_deaf_to_the_soft_limit_is_killed_and_replaced(light: SandboxSettings) -> None:
-    pool = WorkerPool(replace(light, soft_limit_s=0.2, hard_limit_s=0.5))
+def test_a_worker_deaf_to_the_soft_limit_is_killed_and_replaced(pool_of: PoolOf) -> None:
+    pool = pool_of(SORTS, soft_limit_s=0.2, hard_limit_s=0.5)
     pool.start()
     (pid,) = pool.pids
     os.kill(pid, signal.SIGSTOP)  # does not even take signals
@@ -147,11 +151,10 @@ def test_a_worker_deaf_to_the_soft_limit_is_killed_and_replaced(light: SandboxSe
     assert pool.kills == 1
     assert wait_until_gone([pid]) == []
     assert statuses(pool.run(JOBS[:2])) == ["ok", "ok"]
-    pool.close()
 
 
-def test_memory_is_limited_and_a_bomb_does_not_pass_the_limit() -> None:
-    pool = WorkerPool(SandboxSettings(soft_limit_s=20.0, hard_limit_s=60.0, memory_limit_mb=512, workers=1))
+def test_memory_is_limited_and_a_bomb_does_not_pass_the_limit(pool_of: PoolOf) -> None:
+    pool = pool_of(soft_limit_s=20.0, hard_limit_s=60.0, memory_limit_mb=512)
     pool.start()
     limits = Path(f"/proc/{pool.pids[0]}/limits").read_text()
     (address_space,) = re.findall(r"Max address space +(\d+)", limits)
@@ -160,7 +163,6 @@ def test_memory_is_limited_and_a_bomb_does_not_pass_the_limit() -> None:
     (verdict,) = pool.run([("5", "2^{10^{10}}")])  # 1.25 GB
     assert verdict.status in ("wrong", "crashed")  # SymPy swallows some memory errors
     assert statuses(pool.run(JOBS[:2])) == ["ok", "ok"]
-    pool.close()
 
 
 def test_closing_ends_the_workers_and_a_closed_pool_starts_again(light_pool: WorkerPool) -> None:
@@ -172,8 +174,8 @@ def test_closing_ends_the_workers_and_a_closed_pool_starts_again(light_pool: Wor
     assert statuses(light_pool.run(JOBS[:2])) == ["ok", "ok"]
 
 
-def test_a_dropped_pool_ends_its_workers(light: SandboxSettings) -> None:
-    pool = WorkerPool(light)
+def test_a_dropped_pool_ends_its_workers(light_pool: WorkerPool) -> None:
+    pool = WorkerPool(light_pool.settings)
     pool.start()
     pids = pool.pids
     del pool
@@ -184,17 +186,6 @@ def test_many_threads_share_a_pool(shared: WorkerPool) -> None:
     with ThreadPoolExecutor(8) as threads:
         results = list(threads.map(lambda i: statuses(shared.run(JOBS[i:])), range(16)))
     assert results == [EXPECTED[i:] for i in range(16)]
-
-
-def test_async_handlers_share_a_pool(shared: WorkerPool) -> None:
-    async def handler(i: int) -> list[str]:
-        inline = statuses(shared.run(JOBS[i : i + 2]))
-        return inline + statuses(await asyncio.to_thread(shared.run, JOBS[i + 2 :]))
-
-    async def main() -> list[list[str]]:
-        return await asyncio.gather(*(handler(i) for i in range(6)))
-
-    assert asyncio.run(main()) == [EXPECTED[i:] for i in range(6)]
 
 
 def score_in_child(reward: MathReward, queue: multiprocessing.Queue) -> None:
@@ -322,13 +313,11 @@ def test_a_worker_whose_job_waits_ends_with_its_parent(tmp_path: Path, number: s
     assert wait_until_gone(pids) == []
 
 
-def test_a_program_that_a_job_has_started_ends_with_its_worker(tmp_path: Path) -> None:
-    judge, file = tmp_path / "waits.py", tmp_path / "program"
-    judge.write_text(WAITS)
-    pool = WorkerPool(SandboxSettings(workers=1, soft_limit_s=0.9, hard_limit_s=1.0, wall_factor=2.0, judge=str(judge)))
+def test_a_program_that_a_job_has_started_ends_with_its_worker(pool_of: PoolOf, tmp_path: Path) -> None:
+    file = tmp_path / "program"
+    pool = pool_of(WAITS, soft_limit_s=0.9, hard_limit_s=1.0, wall_factor=2.0)
     assert statuses(pool.run([("", str(file))])) == ["killed"]
     assert wait_until_gone([int(file.read_text())]) == []
-    pool.close()
 
 
 FORGES = """
@@ -367,12 +356,8 @@ def judge(gold, answer, relative_tolerance):
 
 
 @pytest.fixture
-def forging(tmp_path: Path) -> Iterator[WorkerPool]:
-    judge = tmp_path / "forges.py"
-    judge.write_text(FORGES)
-    pool = WorkerPool(SandboxSettings(workers=1, cache_size=0, judge=str(judge)))
-    yield pool
-    pool.close()
+def forging(pool_of: PoolOf) -> WorkerPool:
+    return pool_of(FORGES, cache_size=0)
 
 
 @pytest.mark.parametrize("answer", ["not json", "no reply", "empty", "deep", "endless"])
@@ -400,17 +385,15 @@ def test_importing_the_judge_of_mathematics_changes_nothing_in_this_process() ->
     assert math_judge.factorials._gmpy is None or math_judge.factorials._gmpy.__name__ == "gmpy2"
 
 
-def test_a_module_next_to_the_judge_cannot_shadow_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_next_to_the_judge_cannot_shadow_a_library(
+    pool_of: PoolOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from grpo_pl.rewards.sandbox import math_judge
 
-    judge = tmp_path / "math_judge.py"
-    judge.write_text(Path(math_judge.__file__).read_text())
     for name in ("sympy", "json", "grpo_pl"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('the wrong one')")
     monkeypatch.chdir(tmp_path)
-    pool = WorkerPool(SandboxSettings(workers=1, judge=str(judge)))
-    assert statuses(pool.run(JOBS[:1])) == ["ok"]
-    pool.close()
+    assert statuses(pool_of(Path(math_judge.__file__).read_text()).run(JOBS[:1])) == ["ok"]
 
 
 BARE = "import sys; print(*sys.modules)"
@@ -422,13 +405,9 @@ def judge(gold, answer, relative_tolerance):
 """
 
 
-def test_a_worker_brings_neither_torch_nor_rewards_with_it(tmp_path: Path) -> None:
+def test_a_worker_brings_neither_torch_nor_rewards_with_it(pool_of: PoolOf) -> None:
     """Its start costs a judge and SymPy; and what it has loaded is what programs could look at."""
-    judge = tmp_path / "tells.py"
-    judge.write_text(TELLS)
-    pool = WorkerPool(SandboxSettings(workers=1, judge=str(judge)))
-    (verdict,) = pool.run([("", "")])
-    pool.close()
+    (verdict,) = pool_of(TELLS).run([("", "")])
     modules, path = ast.literal_eval(verdict.detail)
     bare = subprocess.run([sys.executable, "-P", "-c", BARE], capture_output=True, text=True, check=True).stdout.split()
     added = {name for name in modules if name.partition(".")[0] not in {*sys.stdlib_module_names, *bare}}
@@ -450,26 +429,20 @@ def test_the_judge_of_mathematics_needs_neither_torch_nor_the_rewards() -> None:
     assert done.stdout.split() == []
 
 
-def test_a_worker_that_cannot_start_is_reported(tmp_path: Path) -> None:
-    judge = tmp_path / "judge.py"
-    judge.write_text("import no_such_library")
+def test_a_worker_that_cannot_start_is_reported(pool_of: PoolOf) -> None:
     with pytest.raises(WorkerStartError, match="no_such_library"):
-        WorkerPool(SandboxSettings(workers=1, judge=str(judge))).run(JOBS[:1])
-    judge.write_text("raise SystemExit(3)")
+        pool_of("import no_such_library").run(JOBS[:1])
     with pytest.raises(WorkerStartError, match="exit status 3"):
-        WorkerPool(SandboxSettings(workers=1, judge=str(judge))).start()
+        pool_of("raise SystemExit(3)").start()
 
 
-def test_a_worker_that_cannot_be_replaced_is_not_the_completions_fault(tmp_path: Path) -> None:
-    judge = tmp_path / "judge.py"
-    judge.write_text("def judge(*_): return 'ok', ''")
-    pool = WorkerPool(SandboxSettings(judge=str(judge)))
+def test_a_worker_that_cannot_be_replaced_is_not_the_completions_fault(pool_of: PoolOf) -> None:
+    pool = pool_of("def judge(*_): return 'ok', ''", workers=2)
     pool.start()
-    judge.write_text("raise SystemExit(3)")
+    Path(pool.settings.judge).write_text("raise SystemExit(3)")
     for pid in pool.pids:
         os.kill(pid, signal.SIGKILL)
     assert statuses(pool.run(JOBS[:2])) == ["unavailable"] * 2
-    pool.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands the peak of memory on to children")

@@ -80,19 +80,6 @@ def test_a_formula_is_costly_by_its_looks(formula: str, costly: bool) -> None:
     assert time.monotonic() - began < 1.0
 
 
-def test_costly_pairs_of_one_caller_do_not_hold_up_another(pool: WorkerPool) -> None:
-    hostile, honest = Caller(), Caller()
-    with ThreadPoolExecutor(2) as threads:
-        bombs = _run(threads, hostile, pool, *(("5", f"{ENDLESS}+{i}") for i in range(20)))
-        _wait_until_judged(hostile)
-        assert _run(threads, honest, pool, ("x+1", "1+x"), ("x+1", "x+2")).result(60) == [
-            Verdict("ok"),
-            Verdict("wrong"),
-        ]
-        assert not bombs.done()
-        hostile.leave()
-
-
 def test_a_pair_that_only_proves_costly_makes_way() -> None:
     """It looks harmless, takes ten minutes, and there is no worker but the two that begin with it and its like."""
     pool, hostile, honest = WorkerPool(PATIENT), Caller(), Caller()
@@ -108,11 +95,13 @@ def test_a_pair_that_only_proves_costly_makes_way() -> None:
     pool.close()
 
 
-def test_who_leaves_is_forgotten_at_once_and_the_worker_is_free_again(pool: WorkerPool) -> None:
+def test_costly_pairs_hold_up_no_other_caller_and_are_forgotten_when_theirs_leaves(pool: WorkerPool) -> None:
     hostile, honest = Caller(), Caller()
     with ThreadPoolExecutor(2) as threads:
         bombs = _run(threads, hostile, pool, *(("5", f"{ENDLESS}+{i}") for i in range(20)))
         _wait_until_judged(hostile)
+        verdicts = _run(threads, honest, pool, ("x+1", "1+x"), ("x+1", "x+2")).result(60)
+        assert verdicts == [Verdict("ok"), Verdict("wrong")] and not bombs.done()
         hostile.leave()
         with pytest.raises(CancelledError):
             bombs.result(60)
