@@ -76,16 +76,13 @@ def test_the_right_answer_is_not_paid_with_anything_around_it(gym: ReasoningGymR
 @pytest.mark.parametrize(
     ("task", "answer", "fault"),
     [
-        ("rush_hour", "F+1 K+1 M-1", ""),
-        ("rush_hour", "I move F+1 K+1", "text beside the answer"),
-        ("rubiks_cube", "F R' U2 Lw", ""),
-        ("rubiks_cube", "F a1b R'", "text beside the answer"),
+        ("rush_hour", "F+1 K+1 M-1", ""), ("rush_hour", "I move F+1 K+1", "text beside the answer"),
+        ("rubiks_cube", "F R' U2 Lw", ""), ("rubiks_cube", "F a1b R'", "text beside the answer"),
         ("boxnet", '[{"Agent[0.5, 0.5]": "move(box_blue, square[0.5, 1.5])"}]', ""),
         ("boxnet", '[{"Agent[0.5, 0.5]": "move(box_blue, target_blue)", "junk": "junk"}]', "no order to an agent"),
-        ("boxnet", '{"a": 1}', "no list of orders in JSON"),
-        ("boxnet", "[" * 100_000, "no list of orders in JSON"),
+        ("boxnet", '{"a": 1}', "no list of orders in JSON"), ("boxnet", "[" * 100_000, "no list of orders in JSON"),
     ],
-)
+)  # fmt: skip
 def test_tasks_without_an_answer_of_their_own_are_guarded_by_form(task: str, answer: str, fault: str) -> None:
     assert objection(task, answer, {"answer": None, "metadata": {}}) == fault
 

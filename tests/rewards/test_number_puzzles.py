@@ -100,14 +100,11 @@ def test_given_numbers_that_add_up_are_right(answer: str) -> None:
     [
         ("12+9", "21 instead of 23"),
         ("9+9+4", "chooses 9 9 4 of 12 9 7 7 4"),  # 9 is there once
-        ("23", "chooses 23 of 12 9 7 7 4"),
-        ("12+7+4=24", "says 24 instead of 23"),
+        ("23", "chooses 23 of 12 9 7 7 4"), ("12+7+4=24", "says 24 instead of 23"),
         ("12+7=4=23", "more than an equation with the target at its end"),
-        ("=23", "no whole numbers with + between them"),
-        ("12*2", "no whole numbers with + between them"),
-        ("9-7", "no whole numbers with + between them"),
-        ("12+7+4.0", "no whole numbers with + between them"),
+        ("=23", "no whole numbers with + between them"), ("12*2", "no whole numbers with + between them"),
+        ("9-7", "no whole numbers with + between them"), ("12+7+4.0", "no whole numbers with + between them"),
     ],
-)
+)  # fmt: skip
 def test_any_other_choice_is_wrong(answer: str, detail: str) -> None:
     assert scored_subset(answer) == Score(0.0, "wrong", detail)

@@ -193,18 +193,15 @@ def test_endless_nesting_is_refused() -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        "os.system",
-        "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts",
-        _spec("my_sources.Mine"),
-        _spec("ArithmeticPrompts"),
-        _spec("grpo_pl.data.mixture.MixturePrompts", parts={"a": _spec("my_sources.Mine")}),
+        "os.system", "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts", _spec("my_sources.Mine"),
+        _spec("ArithmeticPrompts"), _spec("grpo_pl.data.mixture.MixturePrompts", parts={"a": _spec("my_sources.Mine")}),
         _spec("grpo_pl.data.mixture.MixturePrompts", parts={"a": "my_sources.Mine"}),
         _spec("grpo_pl.data.curriculum.CurriculumPrompts", **{"source.class_path": "imported_by_name.X"}),
         _spec("grpo_pl.data.curriculum.CurriculumPrompts", source="my_sources.Mine"),
         _spec("grpo_pl.data.curriculum.CurriculumPrompts", source=_spec("my_sources.Mine")),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_source_that_is_not_ours_is_refused(spec: Any) -> None:
     with pytest.raises(ValueError, match="--trust-rewards"):
         check_source_trusted(spec)

@@ -59,25 +59,19 @@ def test_each_pair_is_judged_from_both_sides(pairs: list[tuple[str, str]], expec
     [
         ("last_number", "There are 5 * 8 = 40.", "40", 1),
         ("last_number", "5 * 8 = 40. The answer is 40 apples", "40", 1),
-        ("last_number", "<think>5 * 8 = 41</think> 40", "40", 1),
-        ("last_number", "It is 40.0", "40", 1),
-        ("last_number", "It costs -$40", "-40", 1),
-        ("last_number", "39, -$40", "-40", 0),
+        ("last_number", "<think>5 * 8 = 41</think> 40", "40", 1), ("last_number", "It is 40.0", "40", 1),
+        ("last_number", "It costs -$40", "-40", 1), ("last_number", "39, -$40", "-40", 0),
         ("last_number", r"so \boxed{40}", "40", 1),
         ("last_number", "40, 41 or 42", "42", 0),  # guesses in a row
-        ("last_number", "40 41 42", "42", 0),
-        ("last_number", "40; 41/42", "42", 0),
-        ("last_number", "42, not 41", "42", 0),
-        ("last_number", "<think>so 42", "42", 0),
+        ("last_number", "40 41 42", "42", 0), ("last_number", "40; 41/42", "42", 0),
+        ("last_number", "42, not 41", "42", 0), ("last_number", "<think>so 42", "42", 0),
         ("last_number", "a</think></think> 42", "42", 0),
         ("last_number", "It is 1/2", "0.5", 0),  # no algebra
-        ("last_number", "none", "42", 0),
-        ("auto", r"40, 41, \boxed{42}", "42", 1),
-        ("auto", r"\boxed{41}\boxed{42}", "42", 0),
-        ("auto", "<answer>42</answer>", "42", 1),
+        ("last_number", "none", "42", 0), ("auto", r"40, 41, \boxed{42}", "42", 1),
+        ("auto", r"\boxed{41}\boxed{42}", "42", 0), ("auto", "<answer>42</answer>", "42", 1),
         ("auto", "<answer>41, 42</answer>", "42", 0),
     ],
-)
+)  # fmt: skip
 def test_answers_in_another_place_are_read_there(place: Any, completion: str, gold: str, value: float) -> None:
     assert StrictAnswerReward(answer_in=place)([completion], [gold], {})[0].value == value
 
