@@ -15,10 +15,9 @@ from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig, load_tokenizer
 from grpo_pl.policy.teacher import TeacherConfig
 from grpo_pl.rollout.sampler import Samples
-from grpo_pl.training.experience import ExperienceMaker
 from grpo_pl.training.frozen_models import EVERY_SOURCE, Teachers
-from grpo_pl.training.microbatches import TokenBudget
-from grpo_pl.types import Problem, Rollout, SamplingParams
+from grpo_pl.training.microbatches import Scorer, TokenBudget
+from grpo_pl.types import Problem, Rollout
 
 ALONE: dict[str, Any] = {"beta": 0.0, "baseline": "none", "scale": "none", "distillation_alone": True}
 
@@ -48,18 +47,17 @@ def measure(cell: Cell, repetitions: int) -> dict[str, Any]:
         reference.save_pretrained(folder)
         tokenizer = load_tokenizer(PolicyConfig(from_scratch={"model_type": "qwen2"}))
         teachers = Teachers({EVERY_SOURCE: TeacherConfig(path=folder)}, tokenizer, None)
-        samples, budget, collective = rollout_of(cell), TokenBudget(configured=4096), Collective()
-        maker = ExperienceMaker(
-            algorithm=GRPOAlgorithm(), sampling=SamplingParams(), budget=budget, collective=collective
-        )
+        samples = rollout_of(cell)
+        scorer = Scorer(budget=TokenBudget(configured=4096), collective=Collective(), temperature=1.0)
+        rows = torch.arange(len(samples.rollout.prompt_ids))
         token = GRPOAlgorithm(**ALONE, supervision="token")
         whole = GRPOAlgorithm(**ALONE, distillation="reverse_kl")
 
         def taught(algorithm: GRPOAlgorithm) -> None:
-            teachers.score(samples, algorithm, temperature=1.0, budget=budget, collective=collective)
+            teachers.score(samples, algorithm, scorer)
 
         arms = {
-            "reference": lambda: maker._score(reference, samples.rollout, with_entropy=False),
+            "reference": lambda: scorer.logprobs(reference, samples.rollout, rows),
             "teacher, sampled tokens": lambda: taught(token),
             "teacher, whole distributions": lambda: taught(whole),
         }

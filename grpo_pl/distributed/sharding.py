@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from grpo_pl.distributed.tensor_parallel import split_layers, whole_copy
+from grpo_pl.distributed.tensor_parallel import check_layers, split_layers, whole_copy
 from grpo_pl.policy.lora import has_adapters
 from grpo_pl.policy.weights import is_sharded
 
@@ -74,7 +74,9 @@ def shard(model: PreTrainedModel, sharding: Sharding) -> None:
     offload: OffloadPolicy = CPUOffloadPolicy() if sharding.cpu_offload else OffloadPolicy()
     precision = MixedPrecisionPolicy(param_dtype=sharding.param_dtype, reduce_dtype=sharding.reduce_dtype)
     if sharding.tensor_mesh is not None:
-        split_layers(transformer_blocks(model), sharding.tensor_mesh)
+        blocks = transformer_blocks(model)
+        check_layers(model, blocks, sharding.tensor_mesh.size())
+        split_layers(blocks, sharding.tensor_mesh)
     for unit in (*transformer_blocks(model), model):
         fully_shard(unit, mesh=sharding.mesh, mp_policy=precision, offload_policy=offload)
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)

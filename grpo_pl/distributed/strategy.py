@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
+from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from grpo_pl.distributed.collective import Collective
@@ -179,6 +184,17 @@ class FSDP2Strategy(ModelParallelStrategy):
                 raise CheckpointError(f"{path} holds the optimiser of another model.")
             set_optimizer_state_dict(self.model, optimizer, {"state": tensors["optimizer"], "param_groups": groups})
         return meta
+
+
+@contextmanager
+def joining_gradients(strategy: Strategy, policy: nn.Module, *, last: bool) -> Iterator[None]:
+    """Context manager of a backward pass: gradients of other processes join in the last micro-batch of an optimiser
+    step, or, where whole gradients would take too much memory, in every one."""
+    if isinstance(strategy, FSDP2Strategy):
+        cast(FSDPModule, policy).set_requires_gradient_sync(last or not strategy.defer_gradient_sync)
+    wrapped = strategy.model
+    with nullcontext() if last or not isinstance(wrapped, DistributedDataParallel) else wrapped.no_sync():
+        yield
 
 
 def is_first_process() -> bool:

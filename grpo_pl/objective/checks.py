@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -32,75 +32,62 @@ def _check_choices(a: Objective) -> None:
             check_choice(field.name, value, choices, classes)
 
 
-_NOT_NEGATIVE = (
-    *("beta", "epsilon_low", "epsilon_high", "std_eps", "entropy_coef", "covariance_kl_coef", "mismatch_min"),
-    *("distillation_coef", "anchor_coef", "observation_coef"),
-    *("vespo_k_positive", "vespo_lambda_positive", "vespo_k_negative", "vespo_lambda_negative"),
-    *("entropy_coef_step", "entropy_coef_max"),
-    *("gamma", "step_weight", "invalid_action_penalty"),
-)
+_UNIT: Callable[[float], bool] = lambda x: 0 <= x <= 1  # noqa: E731
+_SHARE: Callable[[float], bool] = lambda x: 0 < x <= 1  # noqa: E731
+_RANGES: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
+    "must be at least 1": (lambda x: x >= 1, BUDGET),
+    "must be 0 (off) or more": (lambda x: x >= 0, ("trust_region_top_k",)),
+    "must be 0 or more": (lambda x: x >= 0, ("max_resample_attempts", "demonstration_decay_rollouts")),
+    "must be 0 (off) or 2 or more, since one token alone has probability 1": (
+        lambda x: x == 0 or x >= 2,
+        ("distillation_top_k",),
+    ),
+    "must be finite and not negative": (
+        lambda x: 0 <= x < math.inf,
+        (
+            *("beta", "epsilon_low", "epsilon_high", "std_eps", "entropy_coef", "covariance_kl_coef", "mismatch_min"),
+            *("distillation_coef", "anchor_coef", "observation_coef", "entropy_coef_step", "entropy_coef_max"),
+            *("vespo_k_positive", "vespo_lambda_positive", "vespo_k_negative", "vespo_lambda_negative"),
+            *("step_weight", "invalid_action_penalty"),
+        ),
+    ),
+    "must be finite and above 0": (
+        lambda x: 0 < x < math.inf,
+        ("cispo_cap", "sapo_temperature_positive", "sapo_temperature_negative"),
+    ),
+    "must be finite and above 0, or null": (lambda x: 0 < x < math.inf, ("entropy_target", "off_policy_mask")),
+    "must lie in [0, 1], 1 being no discount": (_UNIT, ("gamma",)),
+    "must lie in [0, 1], 0 being off": (_UNIT, ("overlong_buffer",)),
+    "is a share of the loss, in [0, 1]": (_UNIT, ("demonstration_coef", "demonstration_coef_final")),
+    "must lie in (0, 1] or be null": (_SHARE, ("state_similarity",)),
+    "must lie in (0, 1], 1 being off": (_SHARE, ("top_entropy_quantile",)),
+    "must lie in (0, 1], 1 being a copy": (_SHARE, ("teacher_rate",)),
+    "must lie in (0, 1]": (_SHARE, ("covariance_share",)),
+    "must lie in (0, 1), whose ends are forward_kl and reverse_kl": (lambda x: 0 < x < 1, ("distillation_mix",)),
+    "must lie in [0, 1)": (lambda x: 0 <= x < 1, ("teacher_clip",)),
+}
+"""What each number must be; null is off where a field may be null."""
 
 
 def _check_ranges(a: Objective) -> None:
-    for name in BUDGET:
-        if getattr(a, name) < 1:
-            raise ValueError(f"{name} must be at least 1, got {getattr(a, name)}.")
-    if a.trust_region_top_k < 0:
-        raise ValueError(f"trust_region_top_k must be 0 (off) or more, got {a.trust_region_top_k}.")
-    if a.distillation_top_k < 0 or a.distillation_top_k == 1:
+    for told, (holds, names) in _RANGES.items():
+        for name in names:
+            value = getattr(a, name)
+            if value is not None and not holds(value):
+                raise ValueError(f"{name} {told}, got {value}.")
+    step, first, most = a.entropy_coef_step, a.entropy_coef, a.entropy_coef_max
+    if a.entropy_target is not None and not (0 < step <= most and first <= most):
         raise ValueError(
-            f"distillation_top_k must be 0 (off) or 2 or more, since one token alone has probability 1, got "
-            f"{a.distillation_top_k}."
+            f"entropy_target moves the weight by entropy_coef_step={step} from entropy_coef={first}: the first must be "
+            f"above 0, and both at most entropy_coef_max={most}."
         )
-    if a.max_resample_attempts < 0:
-        raise ValueError(f"max_resample_attempts must be 0 or more, got {a.max_resample_attempts}.")
-    for name in _NOT_NEGATIVE:
-        if not 0 <= getattr(a, name) < math.inf:
-            raise ValueError(f"{name} must be finite and not negative, got {getattr(a, name)}.")
-    for name in ("cispo_cap", "sapo_temperature_positive", "sapo_temperature_negative"):
-        if not 0 < getattr(a, name) < math.inf:
-            raise ValueError(f"{name} must be finite and above 0, got {getattr(a, name)}.")
-    if a.entropy_target is not None:
-        if not 0 < a.entropy_target < math.inf:
-            raise ValueError(f"entropy_target must be finite and above 0, or null, got {a.entropy_target}.")
-        if not 0 < a.entropy_coef_step <= a.entropy_coef_max or a.entropy_coef > a.entropy_coef_max:
-            raise ValueError(
-                f"entropy_target moves the weight by entropy_coef_step={a.entropy_coef_step} from "
-                f"entropy_coef={a.entropy_coef}: the first must be above 0, and both at most "
-                f"entropy_coef_max={a.entropy_coef_max}."
-            )
-    if a.gamma > 1:
-        raise ValueError(f"gamma must lie in [0, 1], 1 being no discount, got {a.gamma}.")
-    if a.state_similarity is not None and not 0 < a.state_similarity <= 1:
-        raise ValueError(f"state_similarity must lie in (0, 1] or be null, got {a.state_similarity}.")
-    if not 0 < a.top_entropy_quantile <= 1:
-        raise ValueError(f"top_entropy_quantile must lie in (0, 1], 1 being off, got {a.top_entropy_quantile}.")
-    if not 0 < a.covariance_share <= 1:
-        raise ValueError(f"covariance_share must lie in (0, 1], got {a.covariance_share}.")
     if not -math.inf < a.covariance_min < a.covariance_max:
         raise ValueError(
             f"covariance_max must be above covariance_min, a finite number, got {a.covariance_min} and "
             f"{a.covariance_max}."
         )
-    if not 0 <= a.overlong_buffer <= 1:
-        raise ValueError(f"overlong_buffer must lie in [0, 1], 0 being off, got {a.overlong_buffer}.")
     if not a.mismatch_min < a.mismatch_max < math.inf:
         raise ValueError(f"mismatch_max must be finite and above mismatch_min {a.mismatch_min}, got {a.mismatch_max}.")
-    if not 0 < a.distillation_mix < 1:
-        raise ValueError(
-            f"distillation_mix must lie in (0, 1), got {a.distillation_mix}; the ends are forward_kl and reverse_kl."
-        )
-    for name in ("demonstration_coef", "demonstration_coef_final"):
-        if not 0 <= getattr(a, name) <= 1:
-            raise ValueError(f"{name} is a share of the loss, in [0, 1], got {getattr(a, name)}.")
-    if a.demonstration_decay_rollouts < 0:
-        raise ValueError(f"demonstration_decay_rollouts must be 0 or more, got {a.demonstration_decay_rollouts}.")
-    if not 0 < a.teacher_rate <= 1:
-        raise ValueError(f"teacher_rate must lie in (0, 1], 1 being a copy, got {a.teacher_rate}.")
-    if not 0 <= a.teacher_clip < 1:
-        raise ValueError(f"teacher_clip must lie in [0, 1), got {a.teacher_clip}.")
-    if a.off_policy_mask is not None and not 0 < a.off_policy_mask < math.inf:
-        raise ValueError(f"off_policy_mask must be finite and above 0, or null, got {a.off_policy_mask}.")
     if a.epsilon_low > 1 and a.ratio_level != "geometric" and a.surrogate != "dppo_kl":
         raise ValueError(f"epsilon_low must be at most 1 (a ratio is never negative), got {a.epsilon_low}.")
 

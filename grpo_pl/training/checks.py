@@ -33,7 +33,7 @@ from grpo_pl.environments.base import Environment
 from grpo_pl.evaluation.held_out import HeldOutMetrics, Validation
 from grpo_pl.functional.sampling import DRAW_RULE
 from grpo_pl.objective.algorithm import GRPOAlgorithm
-from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.loading import load_model, load_tokenizer
 from grpo_pl.policy.privileged import PrivilegedText
 from grpo_pl.policy.teacher import TeacherConfig
 from grpo_pl.rewards.base import Reward, require_correctness, with_inner
@@ -41,32 +41,26 @@ from grpo_pl.rewards.batch import check_rewards
 from grpo_pl.rewards.environment import EnvironmentReward
 from grpo_pl.rollout.copy_engine import CopyEngine
 from grpo_pl.rollout.engine import RolloutEngine
-from grpo_pl.training.cold_start import ColdStart
-from grpo_pl.training.demonstrated import DemonstrationBatches
 from grpo_pl.training.frozen_models import check_teachers
+from grpo_pl.training.policy_module import PolicyModule
 from grpo_pl.types import SamplingParams
 
 
 def check_parts(
-    policy: PolicyConfig,
-    rewards: Sequence[Reward],
-    algorithm: GRPOAlgorithm,
-    sampling: SamplingParams,
+    module: PolicyModule,
     *,
     teachers: Mapping[str, TeacherConfig],
     privileged: PrivilegedText | None,
-    demonstrations: DemonstrationBatches | None,
-    environment: Environment | None,
-    cold_start: ColdStart | None,
     in_parts: bool,
     max_tokens_per_microbatch: int | None,
 ) -> None:
     """Refuses fields of a run that contradict each other.
 
     Args:
-        demonstrations: to learn from beside the rollouts.
         in_parts: long completions take several steps.
     """
+    algorithm, sampling, rewards = module.algorithm, module.sampling, module.rewards
+    environment, demonstrations = module.environment, module.demonstrations
     if (demonstrations is not None) != algorithm.needs_demonstrations:
         raise ValueError(
             f"model.algorithm.demonstration_coef is {algorithm.demonstration_coef}, and model.demonstrations "
@@ -121,7 +115,7 @@ def check_parts(
             f"model.sampling.top_logprobs is {sampling.top_logprobs}, which the objective sets: set it to 0, and "
             "model.algorithm.trust_region_top_k where the objective shall use it."
         )
-    if policy.quantization is not None and cold_start is not None:
+    if module.policy_config.quantization is not None and module.cold_start is not None:
         raise ValueError(
             "model.cold_start writes whole weights, which policy.quantization would round again: set one of them null."
         )
@@ -236,12 +230,11 @@ def check_monitors(
             )
 
 
-def check_averaging(callbacks: Iterable[Callback], *, copied: bool) -> None:
-    """Refuses averaged weights where they would be drawn from, or where the module cannot be copied.
-
-    Args:
-        copied: engines have copies of the weights, the policy is sharded, or episodes are played.
-    """
+def check_averaging(module: PolicyModule) -> None:
+    """Refuses averaged weights where they would be drawn from, or where the module cannot be copied."""
+    sharded = isinstance(module.trainer.strategy, FSDP2Strategy)
+    copied = sharded or isinstance(module.engine, CopyEngine) or module.environment is not None
+    callbacks: list[Callback] = module.trainer.callbacks  # type: ignore[attr-defined]
     if copied and any(isinstance(callback, WeightAveraging) for callback in callbacks):
         raise ValueError(
             "trainer: averaged weights go with an engine that reads the policy's own (NativeEngine, PlainEngine), with "

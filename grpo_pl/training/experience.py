@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,11 +11,10 @@ from torch import Tensor
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.functional.turn_credit import spread_over_tokens
 from grpo_pl.objective.algorithm import Advantages, GRPOAlgorithm
-from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.policy.lora import adapters_off
 from grpo_pl.training.collect import Collected, gathered_values, reward_weights
 from grpo_pl.training.frozen_models import Teachers, TeacherScores
-from grpo_pl.training.microbatches import TokenBudget, rollout_rows
+from grpo_pl.training.microbatches import Scorer, TokenBudget
 from grpo_pl.training.progress import stopwatch
 from grpo_pl.training.self_teacher import SelfTeacher
 from grpo_pl.types import CUT_OFF, Rollout, SamplingParams
@@ -124,17 +122,10 @@ class ExperienceMaker:
     ) -> TeacherScores | None:
         if teachers is None:
             return None
-        if isinstance(teachers, SelfTeacher):
-            ask = partial(teachers.score, policy, collected)
-        else:
-            ask = partial(teachers.score, collected.samples)
         with stopwatch(collected.seconds, "teacher"):
-            return ask(
-                self.algorithm,
-                temperature=self.sampling.temperature,
-                budget=self.budget,
-                collective=self.collective,
-            )
+            if isinstance(teachers, SelfTeacher):
+                return teachers.score(policy, collected, self.algorithm, self._scorer)
+            return teachers.score(collected.samples, self.algorithm, self._scorer)
 
     def _statistics(
         self, collected: Collected, forced: _TeacherForced, *, values: Tensor, lengths: Tensor, truncated: Tensor
@@ -187,31 +178,15 @@ class ExperienceMaker:
         self, policy: PreTrainedModel, reference: PreTrainedModel | None, rollout: Rollout
     ) -> _TeacherForced:
         old = entropy = ref = None
+        rows = torch.arange(len(rollout.prompt_ids), device=rollout.prompt_ids.device)
         if self.algorithm.needs_old_logprobs or self.algorithm.needs_old_entropy:
-            old, entropy = self._score(policy, rollout, with_entropy=self.algorithm.needs_old_entropy)
+            old, entropy = self._scorer.logprobs(policy, rollout, rows, entropy=self.algorithm.needs_old_entropy)
         if reference is not None:
             with adapters_off(reference):
-                ref, _ = self._score(reference, rollout, with_entropy=False)
+                ref, _ = self._scorer.logprobs(reference, rollout, rows)
         old = old if self.algorithm.needs_old_logprobs else None
         return {"old_logprobs": old, "ref_logprobs": ref, "entropy": entropy}
 
-    def _score(self, model: PreTrainedModel, rollout: Rollout, *, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
-        """(B, T) log-probabilities under ``model``, no gradient, a micro-batch at a time."""
-
-        @torch.no_grad()
-        def run() -> tuple[Tensor, Tensor | None]:
-            exact = torch.promote_types(model.dtype, torch.float32)
-            logprobs = torch.zeros_like(rollout.sampling_logprobs, dtype=exact)
-            entropies = torch.zeros_like(logprobs) if with_entropy else None
-            everyone = torch.arange(len(logprobs), device=logprobs.device)
-            for rows, _ in self.budget.rounds(rollout, everyone, model, self.collective):
-                part = rollout_rows(rollout, rows)
-                width = part["completion_ids"].shape[1]
-                logprobs[rows, :width], entropy = completion_logprobs(
-                    model, **part, temperature=self.sampling.temperature, with_entropy=with_entropy
-                )
-                if entropies is not None and entropy is not None:
-                    entropies[rows, :width] = entropy
-            return logprobs, entropies
-
-        return self.budget.within_memory(run, rollout, self.collective)
+    @property
+    def _scorer(self) -> Scorer:
+        return Scorer(budget=self.budget, collective=self.collective, temperature=self.sampling.temperature)

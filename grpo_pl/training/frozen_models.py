@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from grpo_pl.distributed.collective import Collective
+from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.distributed.sharding import (
     Sharding,
     build_once,
@@ -23,16 +24,17 @@ from grpo_pl.distributed.sharding import (
 from grpo_pl.functional.logprobs import TaughtTokens
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import context_length, load_model, load_tokenizer
-from grpo_pl.policy.logprobs import Head, completion_logprobs, completion_states
+from grpo_pl.policy.logprobs import Head
 from grpo_pl.policy.lora import has_adapters
 from grpo_pl.policy.packing import Rows
-from grpo_pl.policy.teacher import TeacherConfig, check_same_tokens
+from grpo_pl.policy.teacher import PROMPTS_COMPARED, TeacherConfig, check_same_tokens
 from grpo_pl.policy.teacher_server import served_logprobs
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.weights import is_sharded
 from grpo_pl.rollout.sampler import Samples
-from grpo_pl.training.microbatches import TokenBudget, longest_segment, rollout_rows
-from grpo_pl.types import Conversation, Rollout
+from grpo_pl.training.microbatches import Scorer, longest_segment
+from grpo_pl.training.vocabulary import first_prompts
+from grpo_pl.types import Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -126,13 +128,12 @@ def check_sources(configs: Configs, sources: Iterable[str]) -> None:
         raise ValueError(f"model.teachers names {', '.join(sorted(configs))}; the parts of the mixture are {told}.")
 
 
-def check_tokenizers(
-    configs: Configs,
-    tokenizer: PreTrainedTokenizerBase,
-    template: PromptTemplate,
-    asked: Sequence[str | Conversation],
+def check_for_data(
+    configs: Configs, data: RolloutDataModule, tokenizer: PreTrainedTokenizerBase, template: PromptTemplate
 ) -> None:
-    """See `check_same_tokens`, for every teacher."""
+    """Refuses teachers that lack a part of the data, or that would read other tokens than ``tokenizer`` writes."""
+    check_sources(configs, data.source.leaves())
+    asked = [problem.asked for problem in islice(first_prompts(data), PROMPTS_COMPARED)]
     for name, config in configs.items():
         called = f"the teacher {config.path!r}" + (f" of {name!r}" if name else "")
         check_same_tokens(tokenizer, load_tokenizer(config.model), template, asked, name=called)
@@ -196,17 +197,9 @@ class Teachers:
                 loaded[config] = model
             self._models[name] = loaded[config]
 
-    def score(
-        self,
-        samples: Samples,
-        algorithm: GRPOAlgorithm,
-        *,
-        temperature: float,
-        budget: TokenBudget,
-        collective: Collective,
-    ) -> TeacherScores:
-        """This rank's samples under the teacher of each, no gradient, a micro-batch at a time; all ranks call it."""
-        rollout = samples.rollout
+    def score(self, samples: Samples, algorithm: GRPOAlgorithm, scorer: Scorer) -> TeacherScores:
+        """This rank's samples under the teacher of each; all ranks call it."""
+        rollout, collective = samples.rollout, scorer.collective
         owners = [self._owner(problem.source) for problem in samples.per_row]
         logprobs = torch.zeros_like(rollout.sampling_logprobs)
         states, heads = [logprobs.new_empty(0)] * len(owners), dict[str, Head]()
@@ -223,13 +216,11 @@ class Teachers:
             _check_length(longest, self._models[name], self.configs[name])
             with _on_device(self._models[name], logprobs.device) as model:
                 if algorithm.needs_divergence:
-                    read = partial(head_states, model, rollout, rows, budget, collective)
-                    found, heads[name] = budget.within_memory(read, rollout, collective)
+                    found, heads[name] = scorer.head_states(model, rollout, rows)
                     for row in rows.tolist():
                         states[row] = found[row]
                 else:
-                    run = partial(teacher_forced, model, rollout, rows, temperature, budget, collective)
-                    logprobs += budget.within_memory(run, rollout, collective)
+                    logprobs += scorer.logprobs(model, rollout, rows, of_teacher=True)[0]
         if algorithm.needs_divergence:
             return TeacherScores(owners=owners, states=states, heads=heads)
         return TeacherScores(owners=owners, logprobs=logprobs)
@@ -258,54 +249,6 @@ def _check_length(longest: int, model: PreTrainedModel, config: TeacherConfig) -
             f"the teacher {config.path!r} reads {context} tokens, and a prompt with its completion has {longest}: "
             "lower model.sampling.max_completion_length, or take another teacher."
         )
-
-
-def _readable(part: dict[str, Tensor], model: PreTrainedModel) -> dict[str, Tensor]:
-    """A micro-batch for a teacher, whose distribution stays whole where the student's was truncated. With a smaller
-    embedding than the student's, what the student may draw of its own padding, which no tokenizer knows, becomes the
-    teacher's last token."""
-    last = model.get_input_embeddings().weight.shape[0] - 1
-    return {
-        name: tensor.clamp(max=last) if name.endswith("_ids") else tensor
-        for name, tensor in part.items()
-        if name != "support"
-    }
-
-
-def teacher_forced(
-    model: PreTrainedModel,
-    rollout: Rollout,
-    rows: Tensor,
-    temperature: float,
-    budget: TokenBudget,
-    collective: Collective,
-) -> Tensor:
-    """(B, T) log-probabilities of ``rows``, 0 elsewhere."""
-    logprobs = torch.zeros_like(rollout.sampling_logprobs)
-    for chosen, mine in budget.rounds(rollout, rows, model, collective):
-        part = _readable(rollout_rows(rollout, chosen), model)
-        with torch.no_grad():
-            found, _ = completion_logprobs(model, **part, temperature=temperature, with_entropy=False)
-        if mine:
-            logprobs[chosen, : found.shape[1]] = found.to(logprobs.dtype)
-    return logprobs
-
-
-def head_states(
-    model: PreTrainedModel, rollout: Rollout, rows: Tensor, budget: TokenBudget, collective: Collective
-) -> tuple[dict[int, Tensor], Head]:
-    """Row -> inputs of the head at its tokens, and that head, both on the CPU."""
-    states: dict[int, Tensor] = {}
-    head: Head | None = None
-    for chosen, _ in budget.rounds(rollout, rows, model, collective):
-        part = _readable(rollout_rows(rollout, chosen), model)
-        found, copied = completion_states(model, **part)
-        if head is None:
-            head = Head(copied.weight.cpu(), None if copied.bias is None else copied.bias.cpu())
-        counts = part["action_mask"].sum(dim=1).tolist()
-        states.update(zip(chosen.tolist(), found.cpu().split(counts), strict=True))
-    assert head is not None, "every rank runs at least one micro-batch"
-    return states, head
 
 
 def _served(config: TeacherConfig, rollout: Rollout, rows: Tensor) -> Tensor:

@@ -15,7 +15,13 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from grpo_pl.distributed.collective import Collective
-from grpo_pl.policy.logprobs import completion_logprobs, recomputes_activations, shares_prompts
+from grpo_pl.policy.logprobs import (
+    Head,
+    completion_logprobs,
+    completion_states,
+    recomputes_activations,
+    shares_prompts,
+)
 from grpo_pl.policy.packing import Rows
 from grpo_pl.types import Rollout
 
@@ -215,6 +221,69 @@ class TokenBudget:
         """Takes over what was found or halved, unless the run has been told otherwise since."""
         if state["configured"] == self.configured:
             self.tokens, self.found_for = state["tokens"], state["found_for"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scorer:
+    """Reads a rollout under a model, no gradient, a micro-batch at a time; all ranks call it together."""
+
+    budget: TokenBudget
+    collective: Collective
+    temperature: float
+
+    def logprobs(
+        self, model: PreTrainedModel, rollout: Rollout, rows: Tensor, *, of_teacher: bool = False, entropy: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """(B, T) log-probabilities of ``rows``, in float32 at least, 0 elsewhere; and entropies if asked for."""
+        exact = torch.promote_types(model.dtype, torch.float32)
+
+        @torch.no_grad()
+        def run() -> tuple[Tensor, Tensor | None]:
+            logprobs = torch.zeros_like(rollout.sampling_logprobs, dtype=exact)
+            entropies = torch.zeros_like(logprobs) if entropy else None
+            for chosen, mine in self.budget.rounds(rollout, rows, model, self.collective):
+                part = rollout_rows(rollout, chosen)
+                part = _readable(part, model) if of_teacher else part
+                scored, uncertain = completion_logprobs(
+                    model, **part, temperature=self.temperature, with_entropy=entropy
+                )
+                if mine:
+                    logprobs[chosen, : scored.shape[1]] = scored.to(exact)
+                if mine and entropies is not None and uncertain is not None:
+                    entropies[chosen, : scored.shape[1]] = uncertain
+            return logprobs, entropies
+
+        return self.budget.within_memory(run, rollout, self.collective)
+
+    def head_states(self, model: PreTrainedModel, rollout: Rollout, rows: Tensor) -> tuple[dict[int, Tensor], Head]:
+        """Row -> inputs of a teacher's head at its tokens, and that head, both on the CPU."""
+
+        def run() -> tuple[dict[int, Tensor], Head]:
+            states: dict[int, Tensor] = {}
+            head: Head | None = None
+            for chosen, _ in self.budget.rounds(rollout, rows, model, self.collective):
+                part = _readable(rollout_rows(rollout, chosen), model)
+                found, copied = completion_states(model, **part)
+                if head is None:
+                    head = Head(copied.weight.cpu(), None if copied.bias is None else copied.bias.cpu())
+                counts = part["action_mask"].sum(dim=1).tolist()
+                states.update(zip(chosen.tolist(), found.cpu().split(counts), strict=True))
+            assert head is not None, "every rank runs at least one micro-batch"
+            return states, head
+
+        return self.budget.within_memory(run, rollout, self.collective)
+
+
+def _readable(part: dict[str, Tensor], model: PreTrainedModel) -> dict[str, Tensor]:
+    """A micro-batch for a teacher, whose distribution stays whole where the student's was truncated. With a smaller
+    embedding than the student's, what the student may draw of its own padding, which no tokenizer knows, becomes the
+    teacher's last token."""
+    last = model.get_input_embeddings().weight.shape[0] - 1
+    return {
+        name: tensor.clamp(max=last) if name.endswith("_ids") else tensor
+        for name, tensor in part.items()
+        if name != "support"
+    }
 
 
 def _local_bytes(parameter: Tensor) -> int:

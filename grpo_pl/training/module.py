@@ -3,43 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import Any, cast
 
 import torch
-from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
-from torch.nn.parallel import DistributedDataParallel
 
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.distributed.orphans import end_with_launcher
-from grpo_pl.distributed.sharding import shard, transformer_blocks
-from grpo_pl.distributed.strategy import FSDP2Strategy
-from grpo_pl.distributed.tensor_parallel import check_layers
+from grpo_pl.distributed.sharding import shard
+from grpo_pl.distributed.strategy import FSDP2Strategy, joining_gradients
 from grpo_pl.environments.base import Environment
+from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.evaluation.held_out import Validation
 from grpo_pl.files.checkpoints import policy_weights
-from grpo_pl.functional.sampling import DRAW_RULE
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.loading import PolicyConfig, load_tokenizer
 from grpo_pl.policy.privileged import PrivilegedText
-from grpo_pl.policy.teacher import PROMPTS_COMPARED, TeacherConfig
+from grpo_pl.policy.teacher import TeacherConfig
 from grpo_pl.policy.template import PromptTemplate
-from grpo_pl.policy.trained import SETTINGS
 from grpo_pl.policy.weights import is_sharded
 from grpo_pl.processes.malloc import keep_freed_memory
 from grpo_pl.rewards.base import Reward
-from grpo_pl.rollout.copy_engine import CopyEngine
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.native.child import NativeChildEngine
-from grpo_pl.rollout.native.decoder_choice import TORCH
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.training import checks
 from grpo_pl.training.cold_start import ColdStart
@@ -47,7 +38,7 @@ from grpo_pl.training.collect import pass_rates
 from grpo_pl.training.defaults import Derived, derive, run_facts, unset_fields, with_values
 from grpo_pl.training.demonstrated import DemonstrationBatches
 from grpo_pl.training.experience import Experience, ExperienceMaker
-from grpo_pl.training.frozen_models import Teachers, check_sources, check_tokenizers, teacher_configs
+from grpo_pl.training.frozen_models import Teachers, check_for_data, teacher_configs
 from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.metrics import REFLECTION_WORDS, StepLog, without_value
 from grpo_pl.training.microbatches import TokenBudget
@@ -118,40 +109,26 @@ class GRPOModule(PolicyModule):
         strategy_checked: bool = False,
         seed: int = 0,
     ) -> None:
-        teachers_by_source = teacher_configs(teacher, teachers)
+        super().__init__()
+        self.policy_config, self.template, self.rewards = policy, template, rewards
+        self.algorithm, self.sampling, self.validation = algorithm, sampling, validation
+        self.engine, self.cold_start, self.seed = engine or NativeEngine(), cold_start, seed
+        self.environment, self.episodes, self.demonstrations = environment, episodes, demonstrations
+        self.automatic_optimization = False
+        self.optimization, self.activation_checkpointing = optimization, activation_checkpointing
+        self.teacher_configs = teacher_configs(teacher, teachers)
+        """By source; used where the objective asks for a teacher."""
+        self.privileged = privileged
         checks.check_parts(
-            policy,
-            rewards,
-            algorithm,
-            sampling,
-            teachers=teachers_by_source,
+            self,
+            teachers=self.teacher_configs,
             privileged=privileged,
-            demonstrations=demonstrations,
-            environment=environment,
-            cold_start=cold_start,
             in_parts=partial_rollouts is not None,
             max_tokens_per_microbatch=max_tokens_per_microbatch,
         )
-        super().__init__(
-            policy=policy,
-            rewards=rewards,
-            template=template,
-            algorithm=algorithm,
-            cold_start=cold_start,
-            demonstrations=demonstrations,
-            environment=environment,
-            episodes=episodes,
-            engine=engine or NativeEngine(),
-            sampling=replace(sampling, top_logprobs=algorithm.trust_region_top_k),
-            validation=validation,
-            seed=seed,
-        )
-        self.automatic_optimization = False
-        self.optimization, self.activation_checkpointing = optimization, activation_checkpointing
+        self.sampling = replace(sampling, top_logprobs=algorithm.trust_region_top_k)
         self.budget = TokenBudget(configured=max_tokens_per_microbatch)
-        self.teacher_configs = teachers_by_source
-        """By source; used where the objective asks for a teacher."""
-        self.privileged = privileged
+        self.pool = None if environment is None else EnvironmentPool(environment, episodes)
         self._default_engine = self.engine if engine is None else None
         self.configured_algorithm = algorithm
         """The objective as it was given, before a fit chose what it left open."""
@@ -172,13 +149,11 @@ class GRPOModule(PolicyModule):
         end_with_launcher()
         self.engine.close()  # a copy of weights that it kept would be that of an earlier fit
         self._sync_proof = SyncProof()
-        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         if stage == "fit":
             if self.trainer.strategy.root_device.type == "cpu":
                 keep_freed_memory()
             self.prepare_staleness(self._data.staleness)
-            copied = isinstance(self.engine, CopyEngine) or isinstance(self.trainer.strategy, FSDP2Strategy)
-            checks.check_averaging(callbacks, copied=copied or self.environment is not None)
+            checks.check_averaging(self)
             if self.trainer.fast_dev_run:  # type: ignore[attr-defined]  # Lightning would count optimizer steps as well
                 self.trainer.fit_loop.epoch_loop.max_steps = -1
             self._data.repeat_rollouts(self.trainer.overfit_batches)  # type: ignore[attr-defined]
@@ -249,8 +224,6 @@ class GRPOModule(PolicyModule):
         if training:
             self._scoring.copy_policy(policy, self.algorithm, self.privileged, self.sampler)
         if sharding and not is_sharded(policy):
-            if sharding.tensor_mesh is not None:
-                check_layers(policy, transformer_blocks(policy), sharding.tensor_mesh.size())
             shard(policy, sharding)
         if sharding:
             self._scoring.shard(sharding)
@@ -264,9 +237,7 @@ class GRPOModule(PolicyModule):
             assert self.privileged is not None, "a run without it is refused"
             self.privileged.check_columns(first_prompts(data), self.rewards)
         elif self.algorithm.needs_teacher:
-            check_sources(self.teacher_configs, data.source.leaves())
-            asked = [problem.asked for problem in islice(first_prompts(data), PROMPTS_COMPARED)]
-            check_tokenizers(self.teacher_configs, load_tokenizer(self.policy_config), self.template, asked)
+            check_for_data(self.teacher_configs, data, load_tokenizer(self.policy_config), self.template)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.optimization.build(self.require_policy().parameters())
@@ -433,14 +404,7 @@ class GRPOModule(PolicyModule):
         )
 
     def _backward(self, loss: Tensor, last: bool) -> None:
-        """Adds gradients. Those of other processes join in the last micro-batch of an optimiser step, or, where whole
-        gradients would take too much memory, in every one."""
-        strategy = self.trainer.strategy
-        if isinstance(strategy, FSDP2Strategy):
-            policy = cast(FSDPModule, self.require_policy())
-            policy.set_requires_gradient_sync(last or not strategy.defer_gradient_sync)
-        wrapped = strategy.model
-        with nullcontext() if last or not isinstance(wrapped, DistributedDataParallel) else wrapped.no_sync():
+        with joining_gradients(self.trainer.strategy, self.require_policy(), last=last):
             self.manual_backward(loss)
 
     def _further_metrics(self, experience: Experience) -> dict[str, float]:
@@ -463,11 +427,7 @@ class GRPOModule(PolicyModule):
         return {} if self._prefetched is None else self._prefetched.finish()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if self.settings is not None:
-            checkpoint[SETTINGS] = self.settings
-        checkpoint["characters"] = self.policy_config.characters
-        checkpoint["draw_rule"] = DRAW_RULE
-        checkpoint["decoder"] = self.decoder
+        super().on_save_checkpoint(checkpoint)
         checkpoint |= self._step_log.state_dict()
         checkpoint["token_budget"] = self.budget.state_dict()
         checkpoint["entropy_control"] = self._entropy_control.state_dict()
@@ -476,17 +436,10 @@ class GRPOModule(PolicyModule):
         checkpoint |= self._scoring.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        characters = self.policy_config.characters
-        if checkpoint.get("characters", characters) != characters:
-            raise ValueError(
-                "the checkpoint was trained with other policy.characters: give those of the config.yaml of its run."
-            )
+        super().on_load_checkpoint(checkpoint)
         checks.warn_of_earlier_rules(checkpoint, str(self.trainer.precision))
         if self._strategy_check is not None:
             self._strategy_check.load_state_dict(policy_weights(checkpoint), checkpoint.get("reference") or {})
-        self.decoder = checkpoint.get("decoder", TORCH)  # before there was a kernel, torch drew
-        if getattr(self.engine, "decoder", None) is not None:  # of a sharded one, read after the start of a fit
-            self._choose_decoder()
         self._step_log.load_state_dict(checkpoint)
         self._entropy_control.load_state_dict(checkpoint.get("entropy_control", {}))
         self.budget.load_state_dict(checkpoint.get("token_budget", TokenBudget().state_dict()))

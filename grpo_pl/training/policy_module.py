@@ -22,10 +22,11 @@ from grpo_pl.distributed.strategy import FSDP2Strategy
 from grpo_pl.environments.base import Environment
 from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.evaluation.held_out import Answers, HeldOutMetrics, MetricResult, Validation, grade
+from grpo_pl.functional.sampling import DRAW_RULE
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
-from grpo_pl.policy.trained import find_model
+from grpo_pl.policy.trained import SETTINGS, find_model
 from grpo_pl.rewards.base import Reward, correctness_index
 from grpo_pl.rewards.trust import Untrusted, refuse_own_classes
 from grpo_pl.rollout.engine import RolloutEngine
@@ -49,32 +50,26 @@ if TYPE_CHECKING:
 class PolicyModule(LightningModule):
     """Answers held-out problems in ``Trainer.validate``, ``test`` and ``predict``, and is loaded from checkpoints.
 
-    Its arguments are those of ``GRPOModule``.
+    Its attributes are arguments of ``GRPOModule``, which sets them.
     """
 
-    def __init__(
-        self,
-        *,
-        policy: PolicyConfig,
-        rewards: list[Reward],
-        template: PromptTemplate,
-        algorithm: GRPOAlgorithm,
-        cold_start: ColdStart | None,
-        demonstrations: DemonstrationBatches | None,
-        environment: Environment | None,
-        episodes: EpisodeSettings,
-        engine: RolloutEngine,
-        sampling: SamplingParams,
-        validation: Validation,
-        seed: int,
-    ) -> None:
+    policy_config: PolicyConfig
+    rewards: list[Reward]
+    template: PromptTemplate
+    algorithm: GRPOAlgorithm
+    cold_start: ColdStart | None
+    demonstrations: DemonstrationBatches | None
+    environment: Environment | None
+    episodes: EpisodeSettings
+    pool: EnvironmentPool | None
+    """Plays episodes; closed when a fit or validation ends, however it ends."""
+    engine: RolloutEngine
+    sampling: SamplingParams
+    validation: Validation
+    seed: int
+
+    def __init__(self) -> None:
         super().__init__()
-        self.policy_config, self.template, self.rewards = policy, template, rewards
-        self.algorithm, self.sampling, self.validation = algorithm, sampling, validation
-        self.engine, self.cold_start, self.seed = engine, cold_start, seed
-        self.environment, self.episodes, self.demonstrations = environment, episodes, demonstrations
-        self.pool = None if environment is None else EnvironmentPool(environment, episodes)
-        """Plays episodes; closed when a fit or validation ends, however it ends."""
         self.decoder: str | None = None
         """The native engine's decoder in the whole run, on all ranks (see `choose_decoder`); None before a fit."""
         self.policy: PreTrainedModel | None = None
@@ -227,8 +222,7 @@ class PolicyModule(LightningModule):
     def on_validation_epoch_end(self) -> None:
         self._log_held_out("val")
 
-    def on_test_start(self) -> None:
-        self.on_validation_start()
+    on_test_start = on_predict_start = on_validation_start
 
     def on_test_epoch_start(self) -> None:
         self._begin_held_out(self.trainer.num_test_batches)
@@ -239,9 +233,6 @@ class PolicyModule(LightningModule):
 
     def on_test_epoch_end(self) -> None:
         self._log_held_out("test")
-
-    def on_predict_start(self) -> None:
-        self.on_validation_start()
 
     def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[dict[str, Any]]:
         """A greedy completion of each of this process's problems, and whether it is right; None where that could not be
@@ -316,7 +307,22 @@ class PolicyModule(LightningModule):
         self.log("step", float(self._data.completed_rollouts), on_epoch=True)
         self.log_dict({stage + key.removeprefix("val"): number for key, number in numbers.items()}, on_epoch=True)
 
-    # --- from a checkpoint ------------------------------------------------------------------------------------------
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.settings is not None:
+            checkpoint[SETTINGS] = self.settings
+        checkpoint |= {"characters": self.policy_config.characters, "draw_rule": DRAW_RULE, "decoder": self.decoder}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        characters = self.policy_config.characters
+        if checkpoint.get("characters", characters) != characters:
+            raise ValueError(
+                "the checkpoint was trained with other policy.characters: give those of the config.yaml of its run."
+            )
+        self.decoder = checkpoint.get("decoder", TORCH)  # before there was a kernel, torch drew
+        if getattr(self.engine, "decoder", None) is not None:  # of a sharded one, read after the start of a fit
+            self._choose_decoder()
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]  # Lightning's reads open files as well

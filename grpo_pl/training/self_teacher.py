@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from grpo_pl.distributed.collective import Collective
 from grpo_pl.distributed.sharding import frozen_copy, load_whole_state_dict, whole_state_dict
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.dialogue import Dialogue
@@ -24,8 +22,8 @@ from grpo_pl.rewards.batch import ScoredBatch
 from grpo_pl.rollout.decoding import pad_left
 from grpo_pl.rollout.sampler import Samples
 from grpo_pl.training.collect import Collected
-from grpo_pl.training.frozen_models import EVERY_SOURCE, TeacherScores, head_states, teacher_forced
-from grpo_pl.training.microbatches import TokenBudget, longest_row
+from grpo_pl.training.frozen_models import EVERY_SOURCE, TeacherScores
+from grpo_pl.training.microbatches import Scorer, longest_row
 from grpo_pl.types import Conversation, Rollout
 
 if TYPE_CHECKING:
@@ -86,33 +84,24 @@ class SelfTeacher:
             load_whole_state_dict(self.model, state)
 
     def score(
-        self,
-        policy: PreTrainedModel,
-        collected: Collected,
-        algorithm: GRPOAlgorithm,
-        *,
-        temperature: float,
-        budget: TokenBudget,
-        collective: Collective,
+        self, policy: PreTrainedModel, collected: Collected, algorithm: GRPOAlgorithm, scorer: Scorer
     ) -> TeacherScores:
-        """This rank's samples as the teacher sees them, no gradient, a micro-batch at a time; all ranks call it."""
+        """This rank's samples as the teacher sees them; all ranks call it."""
         samples = collected.samples
         asked = [self.text.asked(p, found) for p, found in zip(samples.per_row, self._found(collected), strict=True)]
         rollout = self._with_prompts(samples, asked)
         device = rollout.completion_ids.device
-        self._check_length(collective.max(longest_row(rollout), device), policy)
-        budget.check(rollout, collective)
-        rows = torch.arange(len(asked), device=device)
-        owners = [EVERY_SOURCE] * len(asked)
+        self._check_length(scorer.collective.max(longest_row(rollout), device), policy)
+        scorer.budget.check(rollout, scorer.collective)
+        rows, owners = torch.arange(len(asked), device=device), [EVERY_SOURCE] * len(asked)
         taught = torch.tensor([each is not None for each in asked], device=device)
         with self._weights_of(policy) as model:
             if algorithm.needs_divergence:
-                read = partial(head_states, model, rollout, rows, budget, collective)
-                states, head = budget.within_memory(read, rollout, collective)
+                states, head = scorer.head_states(model, rollout, rows)
                 listed = [states[row] for row in range(len(asked))]
                 return TeacherScores(owners=owners, states=listed, heads={EVERY_SOURCE: head}, taught=taught)
-            run = partial(teacher_forced, model, rollout, rows, temperature, budget, collective)
-            logprobs = budget.within_memory(run, rollout, collective)
+            logprobs, _ = scorer.logprobs(model, rollout, rows, of_teacher=True)
+        logprobs = logprobs.to(rollout.sampling_logprobs.dtype)
         return TeacherScores(owners=owners, logprobs=logprobs, taught=taught)
 
     def _found(self, collected: Collected) -> list[dict[str, str]]:

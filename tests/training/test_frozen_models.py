@@ -19,7 +19,7 @@ from grpo_pl.policy.teacher import TeacherConfig
 from grpo_pl.rewards import ExactReward
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.frozen_models import Teachers, check_sources, check_teachers, teacher_configs
-from grpo_pl.training.microbatches import TokenBudget
+from grpo_pl.training.microbatches import Scorer, TokenBudget
 from grpo_pl.training.optimization import Optimization
 from grpo_pl.training.update import PolicyUpdate, UpdateResult
 from grpo_pl.types import Problem, PromptBatch
@@ -212,8 +212,8 @@ def test_a_teacher_s_distribution_is_not_truncated_with_the_policy_s(
     ids = experience.rollout.completion_ids
     support = torch.stack([ids, torch.full_like(ids, 3)], dim=2).int()
     samples = replace(experience.samples, rollout=replace(experience.rollout, support=support))
-    budget, collective = TokenBudget(configured=1000), Collective()
-    scores = teachers.score(samples, algorithm, temperature=1.0, budget=budget, collective=collective)
+    scorer = Scorer(budget=TokenBudget(configured=1000), collective=Collective(), temperature=1.0)
+    scores = teachers.score(samples, algorithm, scorer)
     assert experience.teacher is not None
     if algorithm is TOKEN:
         assert scores.logprobs is not None and experience.teacher.logprobs is not None
