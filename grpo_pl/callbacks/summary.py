@@ -1,4 +1,5 @@
-"""Lines of a fit about itself: at its start engine, scoring and types, at its end the numbers before and after."""
+"""Lines of a fit about itself: at its start engine, scoring and types, then whether it can learn at all, at its end the
+numbers before and after."""
 
 from __future__ import annotations
 
@@ -8,8 +9,10 @@ from typing import Any, cast
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from rich.console import Console
 
+from grpo_pl.evaluation.curves import CAUSES, SILENT_ROLLOUTS, SilentRollouts
 from grpo_pl.evaluation.report import number_table
 from grpo_pl.files.runs import RunFolder
 from grpo_pl.policy.logprobs import forward_mode, was_tried
@@ -51,6 +54,30 @@ def start_summary(module: GRPOModule) -> str:
         f"{weights.device}, precision {module.trainer.precision}, processes "
         f"{module.trainer.world_size}."
     )
+
+
+class SignalWatch(Callback):
+    """Warns once a run, also over a resume, where nothing can be learnt: rewards are equal in every group."""
+
+    def __init__(self) -> None:
+        self._silent = SilentRollouts()
+        self._warned = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"in_a_row": self._silent.in_a_row, "warned": self._warned}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._silent, self._warned = SilentRollouts(state_dict["in_a_row"]), state_dict["warned"]
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        equal = not bool(outputs["experience"].statistics.informative.any())
+        if self._silent.add(batch.step + 1, float(equal)) and not self._warned:
+            self._warned = True
+            rank_zero_warn(
+                f"No learning signal: the rewards of every group were equal for {SILENT_ROLLOUTS} rollouts. {CAUSES}"
+            )
 
 
 SHOWN = {"pass@1": "pass@1 (sampled)", "greedy": "greedy", "reward": "reward"}

@@ -18,8 +18,7 @@ from grpo_pl.callbacks.progress import StageProgress
 from grpo_pl.callbacks.record import RunRecord
 from grpo_pl.callbacks.results import ExportPolicy, WriteReport
 from grpo_pl.callbacks.samples import SampleTable
-from grpo_pl.callbacks.signal_watch import SignalWatch
-from grpo_pl.callbacks.summary import ClosingTable, StartSummary
+from grpo_pl.callbacks.summary import ClosingTable, SignalWatch, StartSummary
 from grpo_pl.callbacks.termination import StopOnSignal
 from grpo_pl.distributed.strategy import CheckpointFiles, FSDP2Strategy, is_first_process, launched_devices
 from grpo_pl.files.runs import OpenRun, RunFolder, check_name, resume_run, start_run

@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from grpo_pl.distributed.tensor_parallel import check_layers, split_layers, whole_copy
 from grpo_pl.policy.lora import has_adapters
@@ -119,6 +120,11 @@ def trainable_parts(model: nn.Module) -> list[nn.Parameter]:
         if isinstance(unit, FSDPModule):
             unit.reshard()
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def local_part(weight: torch.Tensor) -> torch.Tensor:
+    """This process's part of a weight, which may be sharded."""
+    return weight.to_local() if isinstance(weight, DTensor) else weight.data
 
 
 def whole_state_dict(model: nn.Module) -> dict[str, Any]:

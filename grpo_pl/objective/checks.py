@@ -32,8 +32,6 @@ def _check_choices(a: Objective) -> None:
             check_choice(field.name, value, choices, classes)
 
 
-_UNIT: Callable[[float], bool] = lambda x: 0 <= x <= 1  # noqa: E731
-_SHARE: Callable[[float], bool] = lambda x: 0 < x <= 1  # noqa: E731
 _RANGES: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
     "must be at least 1": (lambda x: x >= 1, BUDGET),
     "must be 0 (off) or more": (lambda x: x >= 0, ("trust_region_top_k",)),
@@ -56,13 +54,13 @@ _RANGES: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
         ("cispo_cap", "sapo_temperature_positive", "sapo_temperature_negative"),
     ),
     "must be finite and above 0, or null": (lambda x: 0 < x < math.inf, ("entropy_target", "off_policy_mask")),
-    "must lie in [0, 1], 1 being no discount": (_UNIT, ("gamma",)),
-    "must lie in [0, 1], 0 being off": (_UNIT, ("overlong_buffer",)),
-    "is a share of the loss, in [0, 1]": (_UNIT, ("demonstration_coef", "demonstration_coef_final")),
-    "must lie in (0, 1] or be null": (_SHARE, ("state_similarity",)),
-    "must lie in (0, 1], 1 being off": (_SHARE, ("top_entropy_quantile",)),
-    "must lie in (0, 1], 1 being a copy": (_SHARE, ("teacher_rate",)),
-    "must lie in (0, 1]": (_SHARE, ("covariance_share",)),
+    "must lie in [0, 1], 1 being no discount": (lambda x: 0 <= x <= 1, ("gamma",)),
+    "must lie in [0, 1], 0 being off": (lambda x: 0 <= x <= 1, ("overlong_buffer",)),
+    "is a share of the loss, in [0, 1]": (lambda x: 0 <= x <= 1, ("demonstration_coef", "demonstration_coef_final")),
+    "must lie in (0, 1] or be null": (lambda x: 0 < x <= 1, ("state_similarity",)),
+    "must lie in (0, 1], 1 being off": (lambda x: 0 < x <= 1, ("top_entropy_quantile",)),
+    "must lie in (0, 1], 1 being a copy": (lambda x: 0 < x <= 1, ("teacher_rate",)),
+    "must lie in (0, 1]": (lambda x: 0 < x <= 1, ("covariance_share",)),
     "must lie in (0, 1), whose ends are forward_kl and reverse_kl": (lambda x: 0 < x < 1, ("distillation_mix",)),
     "must lie in [0, 1)": (lambda x: 0 <= x < 1, ("teacher_clip",)),
 }

@@ -31,8 +31,7 @@ from grpo_pl.policy.privileged import PrivilegedText
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import known_characters, lacking_characters, shown_characters
 from grpo_pl.training.progress import progress_bar
-from grpo_pl.training.sft import Example, Optimizer, StepReport, tokenized, train_on_demonstrations
-from grpo_pl.training.sft_checkpoint import SFTCheckpoint
+from grpo_pl.training.sft import Example, Optimizer, SFTCheckpoint, StepReport, tokenized, train_on_demonstrations
 from grpo_pl.types import Conversation, Problem
 
 if TYPE_CHECKING:
@@ -301,8 +300,7 @@ class Stage:
         while True:
             for number, (_, actions, _) in enumerate(played):
                 if not turns[number][-1].done:
-                    following = actions[len(said[number]) : len(said[number]) + 1] if not callable(actions) else ()
-                    action = actions(turns[number]) if callable(actions) else next(iter(following), None)
+                    action = _next_action(actions, turns[number], said[number])
                     if action is None:
                         pool.release(number)
                     else:
@@ -321,16 +319,8 @@ class Stage:
                 told = f"{fault.status}: {fault.detail}" if fault is not None else "it has no action"
                 told = "the agent begins a second conversation, which no demonstration can show" if branched else told
                 raise ValueError(f"the demonstration of prompt {prompt.id} cannot be played: {told}.")
-            seen, offered = [turn.observation for turn in turns[number]], turns[number][0].info
-            shown.append(
-                Demonstration(
-                    opening("", seen[0]),
-                    said[number][0],
-                    tuple(zip(seen[1:], said[number][1:], strict=False)),
-                    tools=offered["tools"],
-                    told_tools=offered["told_tools"],
-                )
-            )
+            offered = {name: turns[number][0].info[name] for name in ("tools", "told_tools")}
+            shown.append(_worked("", turns[number], said[number], **offered))
         return shown
 
     def demonstration(self, prompt: Problem, actions: Sequence[str] | Player, *, seed: int) -> Demonstration:
@@ -338,8 +328,7 @@ class Stage:
         said: list[str] = []
 
         def next_action(turns: Sequence[Transition]) -> str | None:
-            listed = () if callable(actions) else actions[len(said) : len(said) + 1]
-            action = actions(turns) if callable(actions) else next(iter(listed), None)
+            action = _next_action(actions, turns, said)
             said.extend([] if action is None else [action])
             return action
 
@@ -352,8 +341,21 @@ class Stage:
             ) from fault
         if not said:
             raise ValueError(f"the demonstration of prompt {prompt.id} has no action.")
-        seen = [turn.observation for turn in turns]
-        return Demonstration(opening(prompt.asked, seen[0]), said[0], tuple(zip(seen[1:], said[1:], strict=False)))
+        return _worked(prompt.asked, turns, said)
+
+
+def _worked(
+    asked: str | Conversation, turns: Sequence[Transition], said: Sequence[str], **offered: Any
+) -> Demonstration:
+    """An episode: its question, what was observed in its turns, and the actions, with the tools on offer."""
+    seen = [turn.observation for turn in turns]
+    return Demonstration(opening(asked, seen[0]), said[0], tuple(zip(seen[1:], said[1:], strict=False)), **offered)
+
+
+def _next_action(actions: Sequence[str] | Player, turns: Sequence[Transition], said: Sequence[str]) -> str | None:
+    if callable(actions):
+        return actions(turns)
+    return actions[len(said)] if len(said) < len(actions) else None
 
 
 def check_characters(

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psutil
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from grpo_pl.distributed.collective import Collective
+from grpo_pl.distributed.sharding import local_part
 from grpo_pl.policy.logprobs import (
     Head,
     completion_logprobs,
@@ -190,7 +190,7 @@ class TokenBudget:
         each = saved_bytes_per_token(policy)
         free = free_memory(policy.device, processes=int(os.environ.get("LOCAL_WORLD_SIZE", collective.world)))
         if not trained_before:
-            free -= 3 * sum(_local_bytes(p) for p in policy.parameters() if p.requires_grad)
+            free -= 3 * sum(local_part(p).nbytes for p in policy.parameters() if p.requires_grad)
         most = MOST_TOKENS_ON_CPU if policy.device.type == "cpu" else MOST_TOKENS
         fitting = int(max(1.0, min(float(most), _SHARE_OF_FREE_MEMORY * free / each)))
         power = fitting.bit_length() - 1
@@ -284,11 +284,6 @@ def _readable(part: dict[str, Tensor], model: PreTrainedModel) -> dict[str, Tens
         for name, tensor in part.items()
         if name != "support"
     }
-
-
-def _local_bytes(parameter: Tensor) -> int:
-    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    return local.numel() * local.element_size()
 
 
 class OutOfMemory(RuntimeError):

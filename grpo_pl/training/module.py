@@ -118,7 +118,7 @@ class GRPOModule(PolicyModule):
         self.optimization, self.activation_checkpointing = optimization, activation_checkpointing
         self.teacher_configs = teacher_configs(teacher, teachers)
         """By source; used where the objective asks for a teacher."""
-        self.privileged = privileged
+        self.privileged, self.strategy_checked = privileged, strategy_checked
         checks.check_parts(
             self,
             teachers=self.teacher_configs,
@@ -132,14 +132,12 @@ class GRPOModule(PolicyModule):
         self._default_engine = self.engine if engine is None else None
         self.configured_algorithm = algorithm
         """The objective as it was given, before a fit chose what it left open."""
-        self._scoring = ScoringModels()
-        self._sync_proof = SyncProof()
+        self._scoring, self._sync_proof = ScoringModels(), SyncProof()
         self._prefetched: PrefetchedRollouts | None = None
         self._stored_rollouts: list[dict[str, Any]] = []  # a checkpoint's, as long as nobody has taken them
         self._partial = None if partial_rollouts is None else PartialRolloutBuffer(settings=partial_rollouts)
         self._step_log = StepLog(rewards, reflection_words)
         self._entropy_control = EntropyControl()
-        self.strategy_checked = strategy_checked
         self._strategy_check: StrategyCheck | None = None
 
     # --- building ---------------------------------------------------------------------------------------------------
@@ -233,8 +231,7 @@ class GRPOModule(PolicyModule):
 
     def check_teachers(self, data: RolloutDataModule) -> None:
         """Refuses teachers that lack a part of the data, or would read other tokens than the policy writes."""
-        if self.algorithm.teaches_itself:
-            assert self.privileged is not None, "a run without it is refused"
+        if self.algorithm.teaches_itself and self.privileged is not None:  # one without the other is refused
             self.privileged.check_columns(first_prompts(data), self.rewards)
         elif self.algorithm.needs_teacher:
             check_for_data(self.teacher_configs, data, load_tokenizer(self.policy_config), self.template)
@@ -267,7 +264,8 @@ class GRPOModule(PolicyModule):
                 proof=self._sync_proof,
                 precision=self.trainer.precision_plugin.forward_context,
             )
-            self._hand_over_rollouts()
+            self._prefetched.load_state_dict(self._stored_rollouts)
+            self._stored_rollouts = []
         self._scoring.move_to(self.device, self.require_policy().dtype)
 
     def on_train_start(self) -> None:
@@ -428,12 +426,11 @@ class GRPOModule(PolicyModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
-        checkpoint |= self._step_log.state_dict()
+        checkpoint |= self._step_log.state_dict() | self._scoring.state_dict()
         checkpoint["token_budget"] = self.budget.state_dict()
         checkpoint["entropy_control"] = self._entropy_control.state_dict()
         checkpoint["rollouts"] = self._stored_rollouts if self._prefetched is None else self._prefetched.state_dict()
         checkpoint["carried"] = {} if self._partial is None else self._partial.state_dict()
-        checkpoint |= self._scoring.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
@@ -444,7 +441,9 @@ class GRPOModule(PolicyModule):
         self._entropy_control.load_state_dict(checkpoint.get("entropy_control", {}))
         self.budget.load_state_dict(checkpoint.get("token_budget", TokenBudget().state_dict()))
         self._stored_rollouts = checkpoint.get("rollouts", [])
-        self._hand_over_rollouts()
+        if self._prefetched is not None:  # a sharded one is read after the start of a fit
+            self._prefetched.load_state_dict(self._stored_rollouts)
+            self._stored_rollouts = []
         carried = checkpoint.get("carried")
         if carried and self._partial is None:
             rank_zero_warn("model.partial_rollouts is off: completions that the checkpoint carries are dropped.")
@@ -452,9 +451,3 @@ class GRPOModule(PolicyModule):
             longest = self.sampling.max_completion_length
             self._partial.load_state_dict(carried, group_size=self.algorithm.group_size, longest=longest)
         self._scoring.load_state_dict(checkpoint)
-
-    def _hand_over_rollouts(self) -> None:
-        """Sharded checkpoints are read after the start of a fit, others before."""
-        if self._prefetched is not None:
-            self._prefetched.load_state_dict(self._stored_rollouts)
-            self._stored_rollouts = []

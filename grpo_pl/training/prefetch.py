@@ -143,14 +143,27 @@ class PrefetchedRollouts:
         return self._pipeline.state_dict(int(self._collector.sampler.tokenizer.pad_token_id))
 
     def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
-        """Takes back what `state_dict` gave, on any number of ranks."""
-        _check_shape(
-            states,
-            group_size=self._collector.algorithm.group_size,
-            prompts=self._data.prompt_count,
-            episodes=self._collector.sampler.pool is not None,
-            likely=self._collector.algorithm.needs_likely,
-        )
+        """Takes back what `state_dict` gave, on any number of ranks.
+
+        Raises:
+            ValueError: they were drawn with other settings than the run has now.
+        """
+        algorithm, episodes = self._collector.algorithm, self._collector.sampler.pool is not None
+        for state in states:
+            samples = state["samples"]
+            recorded = "top_ids" in samples["tensors"], algorithm.needs_likely
+            fields = {
+                "model.algorithm.group_size": (samples["group_size"], algorithm.group_size),
+                "data.prompts_per_step": (len(samples["problems"]), self._data.prompt_count),
+                "model.algorithm.trust_region_top_k": tuple("above 0" if there else "0" for there in recorded),
+                "model.environment": ("null" if samples["episodes"] is None else "set", "set" if episodes else "null"),
+            }
+            for name, (before, now) in fields.items():
+                if before != now:
+                    raise ValueError(
+                        f"{name} is {now}, and the checkpoint holds prefetched rollouts for which it was {before}: "
+                        "resume with the former value, or begin a run of another --name."
+                    )
         self._pipeline.load_state_dict(states)
 
     def close(self) -> None:
@@ -168,30 +181,3 @@ class PrefetchedRollouts:
                 rollout.sync = compare(self._policy, samples, None, temperature, self._collective)
             rollout.weights = None
         return rollout.sync
-
-
-def _check_shape(
-    states: Sequence[dict[str, Any]], *, group_size: int, prompts: int, episodes: bool, likely: bool
-) -> None:
-    """Refuses to train on rollouts of a checkpoint that were drawn with other settings.
-
-    Args:
-        group_size: of the run as it is now, like ``prompts`` of a step, whether its completions are ``episodes``, and
-            whether it has the ``likely`` tokens recorded.
-    """
-    for state in states:
-        samples = state["samples"]
-        fields = {
-            "model.algorithm.group_size": (samples["group_size"], group_size),
-            "data.prompts_per_step": (len(samples["problems"]), prompts),
-            "model.algorithm.trust_region_top_k": tuple(
-                "above 0" if recorded else "0" for recorded in ("top_ids" in samples["tensors"], likely)
-            ),
-            "model.environment": ("null" if samples["episodes"] is None else "set", "set" if episodes else "null"),
-        }
-        for name, (before, now) in fields.items():
-            if before != now:
-                raise ValueError(
-                    f"{name} is {now}, and the checkpoint holds prefetched rollouts for which it was {before}: "
-                    "resume with the former value, or begin a run of another --name."
-                )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
-from grpo_pl.distributed.sharding import frozen_copy, load_whole_state_dict, whole_state_dict
+from grpo_pl.distributed.sharding import frozen_copy, load_whole_state_dict, local_part, whole_state_dict
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.loading import context_length
@@ -63,7 +61,7 @@ class SelfTeacher:
         if self.weights != "average" or self.model is None or rollout == 0:
             return
         for mine, theirs in zip(self.model.parameters(), policy.parameters(), strict=True):
-            _local(mine).lerp_(_local(theirs).to(mine.dtype), self.rate)
+            local_part(mine).lerp_(local_part(theirs).to(mine.dtype), self.rate)
 
     def state_dict(self) -> dict[str, Any]:
         """Weights for a checkpoint: only of an average. Every process must call it; the first one gets the weights."""
@@ -91,11 +89,17 @@ class SelfTeacher:
         asked = [self.text.asked(p, found) for p, found in zip(samples.per_row, self._found(collected), strict=True)]
         rollout = self._with_prompts(samples, asked)
         device = rollout.completion_ids.device
-        self._check_length(scorer.collective.max(longest_row(rollout), device), policy)
+        longest, context = scorer.collective.max(longest_row(rollout), device), context_length(policy.config)
+        if context is not None and longest > context:
+            raise ValueError(
+                f"the teacher's prompt with its privileged text and a completion has {longest} tokens, and the model's "
+                f"context {context}: shorten model.privileged.texts, or lower model.sampling.max_completion_length."
+            )
         scorer.budget.check(rollout, scorer.collective)
         rows, owners = torch.arange(len(asked), device=device), [EVERY_SOURCE] * len(asked)
         taught = torch.tensor([each is not None for each in asked], device=device)
-        with self._weights_of(policy) as model:
+        model = policy if self.model is None else self.model
+        with adapters_off(policy) if self.model is None and self.weights == "start" else nullcontext():
             if algorithm.needs_divergence:
                 states, head = scorer.head_states(model, rollout, rows)
                 listed = [states[row] for row in range(len(asked))]
@@ -109,7 +113,10 @@ class SelfTeacher:
         samples, scored = collected.samples, collected.scored
         found = [dict[str, str]() for _ in samples.completions]
         if "feedback" in self.text.names:
-            for row, score in enumerate(scored.scores[_feedback_index(scored, self.text.feedback_of)]):
+            names = [reward.name for reward in scored.rewards]
+            judge = self.text.feedback_of
+            number = require_correctness(scored.rewards, "feedback") if judge is None else names.index(judge)
+            for row, score in enumerate(scored.scores[number]):
                 found[row]["feedback"] = score.detail.strip()
         if self.text.names & {"right", "best"}:
             for row, (right, best) in enumerate(siblings(scored, samples.rollout.group_size)):
@@ -132,25 +139,6 @@ class SelfTeacher:
         device = rollout.prompt_ids.device
         return replace(rollout, prompt_ids=ids.to(device), prompt_mask=mask.to(device))
 
-    def _check_length(self, longest: int, policy: PreTrainedModel) -> None:
-        context = context_length(policy.config)
-        if context is not None and longest > context:
-            raise ValueError(
-                f"the teacher's prompt with its privileged text and a completion has {longest} tokens, and the model's "
-                f"context {context}: shorten model.privileged.texts, or lower model.sampling.max_completion_length."
-            )
-
-    @contextmanager
-    def _weights_of(self, policy: PreTrainedModel) -> Iterator[PreTrainedModel]:
-        """Context manager: the model that is the teacher."""
-        if self.model is not None:
-            yield self.model
-        elif self.weights == "start":
-            with adapters_off(policy):
-                yield policy
-        else:
-            yield policy
-
 
 def siblings(scored: ScoredBatch, group_size: int) -> list[tuple[int | None, int | None]]:
     """For each completion two rows of its group: the first other right one, and the one with the highest reward, if
@@ -166,14 +154,3 @@ def siblings(scored: ScoredBatch, group_size: int) -> list[tuple[int | None, int
         better = highest is not None and (total is None or highest > total)
         found.append((right, -place if better else None))
     return found
-
-
-def _feedback_index(scored: ScoredBatch, name: str | None) -> int:
-    if name is None:
-        return require_correctness(scored.rewards, "feedback")
-    return next(number for number, reward in enumerate(scored.rewards) if reward.name == name)
-
-
-def _local(weight: Tensor) -> Tensor:
-    """This process's part of a weight."""
-    return weight.to_local() if isinstance(weight, DTensor) else weight.data

@@ -1,26 +1,33 @@
-"""Supervised fine-tuning on demonstrations: their tokens, the loss, and the training of a cold start."""
+"""Supervised fine-tuning on demonstrations: their tokens, the loss, the training of a cold start and its checkpoint."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from grpo_pl.data.demonstrations import Demonstration
+from grpo_pl.files.checkpoints import CheckpointError, read_file, save_tensors
+from grpo_pl.files.writing import best_effort
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.rollout.decoding import pad_left
 from grpo_pl.training.optimization import Optimization
-from grpo_pl.training.sft_checkpoint import SFTCheckpoint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Optimizer = Literal["adamw", "muon"]
+SAVE_EVERY_SECONDS = 60.0
+"""Shortest time between two checkpoints."""
+LARGEST_SHARE = 0.05
+"""Most of the time that writing checkpoints may take."""
 MUON_RATE = 3.0
 """Muon's rate as a multiple of AdamW's; see ``ColdStart.optimizer``."""
 
@@ -90,10 +97,10 @@ def train_on_demonstrations(
     """
     schedule = Optimization(lr=lr, warmup_rollouts=steps // 10, schedule="cosine", weight_decay=0.01)
     parts = _optimizers(model, schedule, optimizer)
-    checkpoint = checkpoint or SFTCheckpoint(None)
-    checkpoint.restore(model, [part for part, _ in parts])
+    if checkpoint is not None:
+        checkpoint.restore(model, [part for part, _ in parts])
     model.train()
-    for step, batch in enumerate(batches, start=checkpoint.steps_done):
+    for step, batch in enumerate(batches, start=0 if checkpoint is None else checkpoint.steps_done):
         loss = demonstration_loss(model, batch, pad_token_id=pad_token_id)
         model.zero_grad(set_to_none=True)
         loss.backward()
@@ -104,7 +111,58 @@ def train_on_demonstrations(
             part.step()
         if report is not None:
             report(step + 1, steps, loss=loss.item(), lr=schedule.lr_at(step, steps))
-        checkpoint.save_if_due(model, [part for part, _ in parts], steps_done=step + 1)
+        if checkpoint is not None:
+            checkpoint.save_if_due(model, [part for part, _ in parts], steps_done=step + 1)
+
+
+class SFTCheckpoint:
+    """Keeps weights and optimisers of a supervised training that is under way, so that a later process continues it to
+    the same last bit.
+
+    Args:
+        path: the file. Processes that do the same work at the same time may share it, for all write equal states.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._due_at = time.monotonic() + SAVE_EVERY_SECONDS
+        self._state = None
+        if path.exists():
+            try:
+                self._state = read_file(path)
+            except CheckpointError:  # of a disk that failed: begin again
+                path.unlink(missing_ok=True)
+        self.steps_done = 0 if self._state is None else int(self._state["steps_done"])
+        """Optimiser steps of the process before."""
+
+    def restore(self, model: PreTrainedModel, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Takes up the state of the process before, if there was one."""
+        if self._state is None:
+            return
+        model.load_state_dict(self._state["state_dict"])
+        for optimizer, state in zip(optimizers, self._state["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+        self._state = None  # or it would take its memory for the whole training
+
+    def save_if_due(
+        self, model: PreTrainedModel, optimizers: Sequence[torch.optim.Optimizer], *, steps_done: int
+    ) -> None:
+        """Writes the state after a step, unless it was written a short while ago; a full disk only warns."""
+        if (begun := time.monotonic()) < self._due_at:
+            return
+        state = {
+            "steps_done": steps_done,
+            "state_dict": model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+        }
+        with best_effort(self.path):
+            save_tensors(state, self.path, shared=True)
+        now = time.monotonic()
+        self._due_at = now + max(SAVE_EVERY_SECONDS, (now - begun) / LARGEST_SHARE)
+
+    def remove(self) -> None:
+        """Deletes the file, once the result is there."""
+        self.path.unlink(missing_ok=True)
 
 
 def _optimizers(

@@ -153,30 +153,29 @@ class PolicyUpdate:
         further = 0 if shown is None else self.collective.max(len(examples), device)
         if rounds + further == 0:
             return None
-        own = 1.0 if shown is None else 1.0 - shown.share
+
+        def losses() -> Iterator[tuple[Tensor, Sums]]:
+            own = 1.0 if shown is None else 1.0 - shown.share
+            for number in range(rounds):
+                report(f"micro-batch {number + 1}/{rounds}")
+                part = parts[number] if number < len(parts) else torch.zeros(1, dtype=torch.int64, device=device)
+                weight = float(number < len(parts))
+                loss, stats = self._loss(policy, experience, part, weight, (sequences, tokens, observed))
+                yield own * loss, stats
+            for number in range(further):
+                assert shown is not None
+                report(f"demonstrations {number + 1}/{further}")
+                some = examples[number] if number < len(examples) else shown.examples[:1]
+                weight = number < len(examples)
+                loss, stats = shown.loss(policy, some, self.algorithm, pad_token_id=self.pad_token_id)
+                counted = {name: (weight * value, weight * count) for name, (value, count) in stats.items()}
+                yield shown.share * weight * loss, counted
+
         total, sums = torch.zeros((), device=device, dtype=torch.float64), Sums()
-        for number in range(rounds):
-            report(f"micro-batch {number + 1}/{rounds}")
-            part = parts[number] if number < len(parts) else torch.zeros(1, dtype=torch.int64, device=device)
-            weight = float(number < len(parts))
-            loss, stats = self._loss(policy, experience, part, weight, (sequences, tokens, observed))
-            loss = own * loss
-            last = number + 1 == rounds + further
-            backward(loss * self.collective.world, last)  # gradients are averaged over ranks
+        for number, (loss, stats) in enumerate(losses(), start=1):
+            backward(loss * self.collective.world, number == rounds + further)  # gradients are averaged over ranks
             total += loss.detach().double()
             sums = _added(sums, stats)
-        if shown is not None:
-            for number in range(further):
-                report(f"demonstrations {number + 1}/{further}")
-                some, weight = (
-                    examples[number] if number < len(examples) else shown.examples[:1],
-                    number < len(examples),
-                )
-                found, stats = shown.loss(policy, some, self.algorithm, pad_token_id=self.pad_token_id)
-                loss = shown.share * weight * found
-                backward(loss * self.collective.world, number + 1 == further)
-                total += loss.detach().double()
-                sums = _added(sums, {name: (weight * value, weight * count) for name, (value, count) in stats.items()})
         return self.collective.sum(total), sums
 
     def _loss(

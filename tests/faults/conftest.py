@@ -39,7 +39,7 @@ def _plan(death: Death) -> None:
     from grpo_pl.training.collect import Collector
     from grpo_pl.training.optimization import Optimization
     from grpo_pl.training.policy_module import PolicyModule
-    from grpo_pl.training.sft_checkpoint import SFTCheckpoint
+    from grpo_pl.training.sft import SFTCheckpoint
 
     visits = 0
 
@@ -80,9 +80,9 @@ def _plan(death: Death) -> None:
 
 def _keep_each_step() -> None:
     """Lets a cold start write a checkpoint after every step."""
-    from grpo_pl.training import sft_checkpoint
+    from grpo_pl.training import sft
 
-    sft_checkpoint.SAVE_EVERY_SECONDS, sft_checkpoint.LARGEST_SHARE = 0.0, float("inf")
+    sft.SAVE_EVERY_SECONDS, sft.LARGEST_SHARE = 0.0, float("inf")
 
 
 def _child(config: Path, folder: Path, cache: Path, log: Path, args: tuple[str, ...], death: Death | None) -> None:
