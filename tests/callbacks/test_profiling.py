@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel
 
 from grpo_pl.callbacks.profiling import (
     Limits,
@@ -22,20 +22,11 @@ from grpo_pl.callbacks.profiling import (
 )
 from grpo_pl.rollout.decoding import pad_left
 from grpo_pl.types import Rollout
+from tests.gradient_step import qwen
 
 
 def _policy(*, tied: bool) -> PreTrainedModel:
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=10,
-            hidden_size=8,
-            intermediate_size=12,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            tie_word_embeddings=tied,
-        )
-    )
+    return qwen(vocab_size=10, hidden_size=8, intermediate_size=12, num_hidden_layers=1, tie_word_embeddings=tied)
 
 
 BLOCK = 8 * 8 + 2 * 8 * 4 + 8 * 8 + 3 * 8 * 12  # query, key and value, output, MLP

@@ -3,23 +3,33 @@
 import json
 import multiprocessing
 import os
+import pickle
 import shutil
 import socket
 import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
+import yaml
 
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.files.checkpoints import remove, rollouts_of
 from grpo_pl.files.sharded_checkpoints import read_checkpoint
+from grpo_pl.policy.loading import PolicyConfig
+from grpo_pl.training.reward_model import RewardModelModule, load_classifier, save_classifier
+from tests.callbacks.test_renewal import JUDGE
+from tests.training.test_reward_model import SHAPE
 
 JOIN_SECONDS = 280
+Calls = Callable[..., Any]
+"""A fixture that is called."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +116,8 @@ def in_processes(tmp_path: Path) -> Callable[..., Ended]:
 
 # --- the runs that several tests look at ------------------------------------------------------------------------------
 
-STRATEGIES = {
+STRATEGIES: dict[str, list[str]] = {
+    "single": [],
     "ddp": ["--config=configs/strategy/ddp.yaml"],
     "fsdp": ["--config=configs/strategy/fsdp.yaml"],
     "sharded": [
@@ -177,7 +188,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def completed(cache: Path, five_rollouts: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
-    """``completed("single" | "ddp" | "fsdp" | "sharded")``: that run of five rollouts, or of another configuration,
+    """``completed("single" | "ddp" | "fsdp" | "sharded" …)``: that run of five rollouts, or of another configuration,
     made at most once."""
     made: dict[tuple[str, Path], Run] = {}
 
@@ -185,7 +196,7 @@ def completed(cache: Path, five_rollouts: Path, tmp_path_factory: pytest.TempPat
         if (name, config) not in made:
             folder = tmp_path_factory.mktemp(name)
             world = PROCESSES.get(name, 2)
-            flags = STRATEGIES.get(name, [])
+            flags = STRATEGIES[name]
             args = (folder / "runs", cache, "fit", f"--config={config}", *flags)
             ended = join(fork(grpo_pl, *args, folder=folder, world=world), folder)
             assert ended.status == [0] * world, "\n".join(ended.log(rank)[-4000:] for rank in range(world))
@@ -196,7 +207,7 @@ def completed(cache: Path, five_rollouts: Path, tmp_path_factory: pytest.TempPat
 
 
 @pytest.fixture
-def like_one_process(completed: Callable[..., Run], read_metrics: Callable[..., Any]) -> Callable[..., Run]:
+def like_one_process(completed: Callable[..., Run], read_metrics: Calls) -> Callable[..., Run]:
     """``like_one_process("ddp", config, rollouts=2)``: fails unless two processes drew and learned what one does, whose
     run it returns."""
 
@@ -236,39 +247,107 @@ def start(cache: Path, tmp_path: Path) -> Callable[..., Any]:
     return begin
 
 
-def _on_two_ranks(work: Callable[[Collective], Any]) -> list[Any]:
-    """Runs ``work`` on two forked processes and returns what each came to."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    context = multiprocessing.get_context("fork")
-    pipes = [context.Pipe(duplex=False) for _ in range(2)]
-    processes = [context.Process(target=_rank, args=(rank, port, work, pipes[rank][1])) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for _, sender in pipes:
-        sender.close()
-    try:
-        results = [receiver.recv() if receiver.poll(200) else "no answer" for receiver, _ in pipes]
-    finally:
-        for process in processes:
-            process.join(10)
-            process.kill()
-    for result in results:
-        assert not isinstance(result, str), result
-    return results
-
-
-def _rank(rank: int, port: int, work: Callable[[Collective], Any], sender: Any) -> None:
-    try:
-        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-        sender.send(work(Collective(rank=rank, world=2)))
-        dist.destroy_process_group()
-    except Exception:
-        sender.send(traceback.format_exc())
+def _rank(work: Callable[[Collective], Any], folder: Path) -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    (folder / f"found{rank}").write_bytes(pickle.dumps(work(Collective(rank=rank, world=2))))
+    dist.destroy_process_group()
 
 
 @pytest.fixture
-def on_two_ranks() -> Callable[[Callable[[Collective], Any]], list[Any]]:
+def on_two_ranks(in_processes: Calls, tmp_path: Path) -> Callable[[Callable[[Collective], Any]], list[Any]]:
     """``on_two_ranks(work)``: what ``work(collective)`` comes to on each of two processes."""
-    return _on_two_ranks
+
+    def run(work: Callable[[Collective], Any]) -> list[Any]:
+        in_processes(_rank, work, tmp_path)
+        return [pickle.loads((tmp_path / f"found{rank}").read_bytes()) for rank in range(2)]
+
+    return run
+
+
+# --- what a run may learn beside or instead of rewards --------------------------------------------------------------
+
+ALONE = {"model.algorithm.beta": 0.0}
+FEATURES: dict[str, dict[str, Any]] = {
+    "demonstrated": {  # two rollouts of four optimiser steps, each of which shows five demonstrations, an odd number
+        **ALONE,
+        "model.algorithm.demonstration_coef": 0.5,
+        "model.algorithm.demonstration_weighting": "uncertain",
+        "model.demonstrations": {"batch_size": 5},
+        "data.steps": 2,
+    },
+    "bounded": {  # the second half of each rollout learned from after an update, within a narrow trust region
+        **ALONE,
+        "model.algorithm.surrogate": "dppo_tv",
+        "model.algorithm.epsilon_low": 0.01,
+        "model.algorithm.epsilon_high": 0.01,
+        "model.algorithm.trust_region_top_k": 5,
+        "data.steps": 2,
+    },
+    "taught": {  # two parts, each with a teacher
+        **ALONE,
+        "model.algorithm.distillation": "jensen_shannon",
+        "model.algorithm.distillation_mix": 0.3,
+        "data.source.class_path": "grpo_pl.data.mixture.MixturePrompts",
+        "data.source.init_args": {
+            "parts": {
+                name: {
+                    "class_path": "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts",
+                    "init_args": {"digits": 1, "scratchpad_share": 0.0, "seed": seed},
+                }
+                for seed, name in enumerate(("odd", "even"))
+            }
+        },
+        "data.allow_overlap": True,
+        "data.steps": 2,
+    },
+    "self_taught": {  # the teacher is a moving average that reads a better sibling or the answer
+        **ALONE,
+        "model.privileged": {"user": "{question}{privileged}", "texts": ["{best} ", "{answer} "]},
+        "model.policy.from_scratch.max_position_embeddings": 96,
+        "model.max_tokens_per_microbatch": 96,
+        "model.algorithm.distillation": "jensen_shannon",
+        "model.algorithm.teacher_weights": "average",
+        "model.algorithm.teacher_rate": 0.5,
+        "data.steps": 3,
+    },
+    "renewed": {"data.steps": 3},  # a reward model that learns on
+    "ahead": {"data.staleness": 2},
+    "in_parts": {"model.partial_rollouts": {"part_length": 3, "steps_in_flight": 2}},
+}
+
+
+@pytest.fixture(scope="session")
+def feature(completed: Calls, five_rollouts: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """``feature("taught")``: the configuration of these runs with what `FEATURES` changes in it."""
+    folder = tmp_path_factory.mktemp("features")
+
+    def written(name: str) -> Path:
+        file = folder / f"{name}.yaml"
+        if file.exists():
+            return file
+        changes = dict(FEATURES[name])
+        if name == "taught":  # by the policy of another run
+            teacher = {"path": str(completed("single").path / "export")}
+            changes["model.teachers"] = {"odd": teacher, "even": teacher | {"attn_implementation": "eager"}}
+        tree = yaml.safe_load(five_rollouts.read_text())
+        if name == "renewed":
+            tree["model"]["rewards"].append(_classifier(folder / "model"))
+            settings = {"every": 1, "steps": 2, "pairs_per_step": 4, "lr": 0.01, "judge": JUDGE}
+            callback = {"class_path": "grpo_pl.callbacks.renewal.RenewRewardModel", "init_args": settings}
+            changes["trainer.callbacks"] = [callback]
+        for path, value in changes.items():
+            *parents, leaf = path.split(".")
+            reduce(getitem, parents, tree)[leaf] = value
+        file.write_text(yaml.safe_dump(tree))
+        return file
+
+    return written
+
+
+def _classifier(folder: Path) -> dict[str, Any]:
+    """A reward whose model has not been trained."""
+    config = PolicyConfig(from_scratch=SHAPE)
+    model = load_classifier(config, tokenizer := RewardModelModule(config).tokenizer)
+    save_classifier(model.config, model.state_dict(), tokenizer, folder, True)
+    return {"class_path": "grpo_pl.rewards.ModelReward", "init_args": {"model": str(folder), "max_length": 64}}

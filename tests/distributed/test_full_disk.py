@@ -2,19 +2,19 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from grpo_pl.files.checkpoints import broken
+from tests.distributed.conftest import Calls
 
 
 @pytest.mark.slow  # one process by default: tests/faults/test_full_disk.py
 @pytest.mark.parametrize("sharded", [False, True])
 def test_a_full_disk_costs_one_checkpoint(
     small_disk: Callable[[int], Path],
-    command: Callable[..., Any],
+    command: Calls,
     five_rollouts: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

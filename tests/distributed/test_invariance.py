@@ -1,13 +1,13 @@
 """One process, DDP or FSDP2 on two, and tensor parallelism on two or four are the same training."""
 
-from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from grpo_pl.files.checkpoints import policy_weights
+from tests.distributed.conftest import Calls
 
 SLOW = ("ddp", "fsdp", "tensor", "tensor_of_4")
 ALL = ("sharded", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW))
@@ -15,39 +15,20 @@ ALL = ("sharded", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_all_samples_are_those_of_one_process(completed: Callable[..., Any], name: str) -> None:
-    ours, single = completed(name).samples(), completed("single").samples()
-    assert len(single) == 5 * 4
-    near_ties = sum(mine != theirs for mine, theirs in zip(ours, single, strict=True))
-    assert near_ties == 0
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_metrics_of_every_step_are_those_of_one_process(
-    completed: Callable[..., Any], read_metrics: Callable[..., Any], name: str
+def test_samples_metrics_and_weights_are_those_of_one_process(
+    like_one_process: Calls, read_metrics: Calls, five_rollouts: Path, name: str
 ) -> None:
-    ours, single = (read_metrics(completed(which).metrics) for which in (name, "single"))
-    assert [row.keys() for row in ours] == [row.keys() for row in single]
-    assert [row["step"] for row in single] == ["0", "1", "2", "2", "3", "4", "4", "5", "5"]
-    for mine, theirs in zip(ours, single, strict=True):
-        for key, value in theirs.items():
-            assert float(mine[key]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), (key, theirs["step"])
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_final_weights_are_those_of_one_process(completed: Callable[..., Any], name: str) -> None:
-    single, ours = completed("single").state(5)["state_dict"], completed(name).state(5)["state_dict"]
-    assert ours.keys() == single.keys()
-    difference = sum((ours[key] - value).double().square().sum() for key, value in single.items()).sqrt()
-    norm = sum(value.double().square().sum() for value in single.values()).sqrt()
-    assert difference / norm <= 1e-5
-    start = completed("single").state(1)["state_dict"]
-    moved = sum((start[key] - value).double().square().sum() for key, value in single.items()).sqrt()
+    single = like_one_process(name, five_rollouts, rollouts=5)
+    assert len(single.samples()) == 5 * 4
+    assert [row["step"] for row in read_metrics(single.metrics)] == ["0", "1", "2", "2", "3", "4", "4", "5", "5"]
+    weights, start = (single.state(rollouts)["state_dict"] for rollouts in (5, 1))
+    moved = sum((start[key] - value).double().square().sum() for key, value in weights.items()).sqrt()
+    norm = sum(value.double().square().sum() for value in weights.values()).sqrt()
     assert moved / norm > 1e-3  # or equality would mean little
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_optimiser_state_is_that_of_one_process(completed: Callable[..., Any], name: str) -> None:
+def test_optimiser_state_is_that_of_one_process(completed: Calls, name: str) -> None:
     """Also that a sharded checkpoint, put together, numbers parameters as the optimiser of one process does."""
     single = completed("single").state(5)["optimizer_states"][0]["state"]
     ours = completed(name).state(5)["optimizer_states"][0]["state"]
@@ -58,7 +39,7 @@ def test_optimiser_state_is_that_of_one_process(completed: Callable[..., Any], n
 
 
 @pytest.mark.parametrize("name", ("single", *ALL))
-def test_the_exported_model_is_that_of_the_last_checkpoint(completed: Callable[..., Any], name: str) -> None:
+def test_the_exported_model_is_that_of_the_last_checkpoint(completed: Calls, name: str) -> None:
     exported = load_file(completed(name).path / "export" / "model.safetensors")
     weights = policy_weights(completed(name).state(5))
     assert weights.keys() - exported.keys() == {"lm_head.weight"}  # tied to the embedding

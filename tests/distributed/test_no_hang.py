@@ -2,24 +2,20 @@
 
 import os
 import signal
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from grpo_pl.files.checkpoints import newest_whole, rollouts_of
-from tests.distributed.conftest import STRATEGIES
+from tests.distributed.conftest import STRATEGIES, Calls, grpo_pl
 
-PLUGINS = Path(__file__).parents[1] / "plugins"
 FSDP = "--config=configs/strategy/fsdp.yaml"
 
 
 @pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_dynamic_sampling_and_unequal_lengths_do_not_hang(
-    command: Callable[..., Any], five_rollouts: Path, read_metrics: Callable[..., Any], tmp_path: Path, strategy: str
+    command: Calls, five_rollouts: Path, read_metrics: Calls, tmp_path: Path, strategy: str
 ) -> None:
     """With transformers' own ``generate`` every rank makes as many forward passes as its longest completion needs."""
     flags = [
@@ -42,16 +38,11 @@ def test_dynamic_sampling_and_unequal_lengths_do_not_hang(
 
 
 def test_sigterm_to_one_process_ends_both_with_a_checkpoint(
-    start: Callable[..., Any],
-    command: Callable[..., Any],
-    completed: Callable[..., Any],
-    five_rollouts: Path,
-    read_metrics: Callable[..., Any],
-    tmp_path: Path,
+    start: Calls, command: Calls, completed: Calls, five_rollouts: Path, read_metrics: Calls, tmp_path: Path
 ) -> None:
     run = tmp_path / "runs" / "five"
     flags = ["fit", f"--config={five_rollouts}", *STRATEGIES["sharded"], "--checkpoint.every_n_rollouts=100"]
-    processes, finish = start(_run_command, tmp_path / "runs", *flags, "--model.engine=user_parts.Slow")
+    processes, finish = start(grpo_pl, tmp_path / "runs", *flags, "--model.engine=user_parts.Slow")
     while not (run / "metrics.csv").exists() or ",0." not in (run / "metrics.csv").read_text().split("\n", 3)[-1]:
         assert all(process.is_alive() for process in processes)
         time.sleep(0.05)
@@ -70,12 +61,12 @@ def test_sigterm_to_one_process_ends_both_with_a_checkpoint(
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_a_reward_that_fails_in_one_process_is_told_first_and_both_save_and_end(
-    start: Callable[..., Any], five_rollouts: Path, tmp_path: Path, strategy: str
+    start: Calls, five_rollouts: Path, tmp_path: Path, strategy: str
 ) -> None:
     flags = [f"--config=configs/strategy/{strategy}.yaml", "--checkpoint.every_n_rollouts=100"]
     failing = "{class_path: user_parts.Failing, init_args: {call: 2, rank: 1}}"
     _, finish = start(
-        _run_command, tmp_path / "runs", "fit", f"--config={five_rollouts}", *flags, f"--model.rewards+={failing}"
+        grpo_pl, tmp_path / "runs", "fit", f"--config={five_rollouts}", *flags, f"--model.rewards+={failing}"
     )
     ended = finish()
     assert ended.status == [1, 1]  # None: still running
@@ -87,23 +78,13 @@ def test_a_reward_that_fails_in_one_process_is_told_first_and_both_save_and_end(
         assert "RuntimeError: the service is down, raised by the reward 'failing'" in last and f"Saved: {saved}" in last
 
 
-def test_a_process_that_is_killed_takes_the_other_with_it(
-    start: Callable[..., Any], five_rollouts: Path, tmp_path: Path
-) -> None:
+def test_a_process_that_is_killed_takes_the_other_with_it(start: Calls, five_rollouts: Path, tmp_path: Path) -> None:
     metrics = tmp_path / "runs" / "five" / "metrics.csv"
     flags = [f"--config={five_rollouts}", FSDP, "--data.steps=200"]
-    processes, finish = start(_run_command, tmp_path / "runs", "fit", *flags)
+    processes, finish = start(grpo_pl, tmp_path / "runs", "fit", *flags)
     while not metrics.exists() or len(metrics.read_text().splitlines()) < 3:
         assert all(process.is_alive() for process in processes)
         time.sleep(0.05)
     os.kill(processes[1].pid, signal.SIGKILL)
     ended = finish()
     assert ended.status[1] == -signal.SIGKILL and ended.status[0] not in (None, 0), ended.log(0)
-
-
-def _run_command(folder: Path, cache: Path, *args: object) -> int:
-    from grpo_pl.cli.main import main
-
-    os.environ["GRPO_PL_CACHE"] = str(cache)
-    sys.path.insert(0, str(PLUGINS))
-    return main([*map(str, args), f"--runs_dir={folder}"])

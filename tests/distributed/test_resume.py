@@ -1,23 +1,13 @@
 """k rollouts and a resume are N rollouts, bit for bit, under every strategy, and nearly so when it changes."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-STRATEGIES = {
-    "single": [],
-    "ddp": ["--config=configs/strategy/ddp.yaml"],
-    "fsdp": ["--config=configs/strategy/fsdp.yaml"],
-    "sharded": [
-        "--config=configs/strategy/fsdp.yaml",
-        "--trainer.strategy.init_args.sharded_checkpoints=true",
-        "--trainer.strategy.init_args.defer_gradient_sync=true",
-    ],
-    "tensor": ["--config=configs/strategy/tensor_parallel.yaml"],
-}
+from tests.distributed.conftest import STRATEGIES, Calls
+from tests.distributed.test_episodes import ASKS, PLAY
 
 
 def _assert_equal_states(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
@@ -28,36 +18,47 @@ def _assert_equal_states(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     for number, entry in other["state"].items():
         for name, value in entry.items():
             assert torch.equal(mine["state"][number][name], value), (number, name)
+    assert ours["self_teacher"].keys() == theirs["self_teacher"].keys()
+    assert all(torch.equal(ours["self_teacher"][key], value) for key, value in theirs["self_teacher"].items())
     for key in ("loops", "RolloutDataModule", "tokens_seen", "skipped_in_a_row", "global_step"):
         assert ours[key] == theirs[key], key
 
 
+def _slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
-    ("name", "rollouts"),
+    ("kind", "name", "rollouts", "last"),
     [
-        ("single", 1),
-        ("sharded", 3),
-        *(
-            pytest.param(name, rollouts, marks=pytest.mark.slow)
-            for name, rollouts in (("ddp", 2), ("fsdp", 4), ("tensor", 3))
-        ),
+        ("five", "single", 1, 5),
+        ("five", "sharded", 3, 5),
+        *(_slow("five", name, rollouts, 5) for name, rollouts in (("ddp", 2), ("fsdp", 4), ("tensor", 3))),
+        ("down", "single", 2, 4),  # episodes
+        _slow("asks", "single", 2, 4),  # of an agent
+        _slow("demonstrated", "single", 1, 2),
+        *(_slow("self_taught", name, 2, 3) for name in ("single", "fsdp", "sharded")),
     ],
 )
 def test_a_resumed_run_ends_bit_for_bit_like_one_that_never_stopped(
-    completed: Callable[..., Any],
-    command: Callable[..., Any],
+    completed: Calls,
+    command: Calls,
     five_rollouts: Path,
-    read_metrics: Callable[..., Any],
+    feature: Calls,
+    read_metrics: Calls,
     tmp_path: Path,
+    kind: str,
     name: str,
     rollouts: int,
+    last: int,
 ) -> None:
-    whole = completed(name)
+    config = {"five": five_rollouts, "down": PLAY, "asks": ASKS}.get(kind) or feature(kind)
+    whole = completed(name, config)
     resumed = whole.copy_until(rollouts, tmp_path / "runs")
-    flags = [f"--config={five_rollouts}", *STRATEGIES[name], "--resume"]
+    flags = [f"--config={config}", *STRATEGIES[name], "--resume"]
     ended = command(tmp_path / "runs", "fit", *flags, world=1 if name == "single" else 2)
     assert f"from rollout-{rollouts:06d}.ckpt" in ended.log(0)
-    _assert_equal_states(resumed.state(5), whole.state(5))
+    _assert_equal_states(resumed.state(last), whole.state(last))
     assert read_metrics(resumed.metrics) == read_metrics(whole.metrics)
     assert resumed.samples() == [row for row in whole.samples() if row[0] >= rollouts]
 
@@ -73,12 +74,7 @@ def test_a_resumed_run_ends_bit_for_bit_like_one_that_never_stopped(
     ],
 )
 def test_a_run_goes_on_under_another_strategy_and_number_of_processes(
-    completed: Callable[..., Any],
-    command: Callable[..., Any],
-    five_rollouts: Path,
-    tmp_path: Path,
-    before: str,
-    after: str,
+    completed: Calls, command: Calls, five_rollouts: Path, tmp_path: Path, before: str, after: str
 ) -> None:
     resumed = completed(before).copy_until(3, tmp_path / "runs")
     flags = [f"--config={five_rollouts}", *STRATEGIES[after], "--resume"]
@@ -90,11 +86,7 @@ def test_a_run_goes_on_under_another_strategy_and_number_of_processes(
 
 
 def test_validate_reads_a_sharded_checkpoint_in_one_process(
-    completed: Callable[..., Any],
-    command: Callable[..., Any],
-    five_rollouts: Path,
-    read_metrics: Callable[..., Any],
-    tmp_path: Path,
+    completed: Calls, command: Calls, five_rollouts: Path, read_metrics: Calls, tmp_path: Path
 ) -> None:
     run = completed("sharded")
     assert run.checkpoint(5).is_dir()

@@ -1,7 +1,6 @@
 """A strategy of two processes that nobody has tested is held to one process, by both of them."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch.distributed as dist
 from lightning.fabric.utilities.distributed import _sync_ddp_if_available as reduced
 from lightning.pytorch.strategies import ParallelStrategy
 
-from tests.distributed.conftest import grpo_pl
+from tests.distributed.conftest import Calls, grpo_pl
 
 CHECKED = """
 trainer: {{strategy: {{class_path: tests.distributed.test_strategy_check.{name}}}, devices: 2, limit_val_batches: 0}}
@@ -65,9 +64,7 @@ class Apart(Averaged):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Averaged", "Apart"])
-def test_two_processes_are_held_to_one(
-    start: Callable[..., Any], five_rollouts: Path, tmp_path: Path, name: str
-) -> None:
+def test_two_processes_are_held_to_one(start: Calls, five_rollouts: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "checked.yaml").write_text(CHECKED.format(name=name))
     flags = [f"--config={five_rollouts}", f"--config={tmp_path / 'checked.yaml'}"]
     _, finish = start(grpo_pl, tmp_path / "runs", "fit", *flags)

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from grpo_pl.config.objects import build
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.distributed.strategy import CheckpointFiles, FSDP2Strategy
 from grpo_pl.training.module import GRPOModule
+from tests.distributed.conftest import Calls
 
 QUIET: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 
@@ -57,7 +57,7 @@ def validate_and_fit(run: Path, cache: Path, out: Path, world: int, strategy: st
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes_test_and_predict_as_one_does(
-    completed: Callable[..., Any], in_processes: Callable[..., Any], cache: Path, tmp_path: Path, strategy: str
+    completed: Calls, in_processes: Calls, cache: Path, tmp_path: Path, strategy: str
 ) -> None:
     run = completed("single").path
     in_processes(ask, run, cache, tmp_path, 1, "auto", world=1)
@@ -71,7 +71,7 @@ def test_two_processes_test_and_predict_as_one_does(
 
 @pytest.mark.slow
 def test_a_fit_after_a_validation_has_a_reference_of_the_sharded_policy(
-    completed: Callable[..., Any], in_processes: Callable[..., Any], cache: Path, tmp_path: Path
+    completed: Calls, in_processes: Calls, cache: Path, tmp_path: Path
 ) -> None:
     run = completed("single").path
     in_processes(validate_and_fit, run, cache, tmp_path, 1, "auto", world=1)

@@ -1,15 +1,14 @@
 """The watch among several processes: the first one looks, none waits for another, and a resume is exact."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from grpo_pl.files.checkpoints import remove, rollouts_of
 from grpo_pl.files.rows import read_rows
 from grpo_pl.files.sharded_checkpoints import read_checkpoint
+from tests.distributed.conftest import Calls
 
 WATCHED = """
 trainer: {limit_val_batches: 0}
@@ -27,7 +26,7 @@ watch:
 
 @pytest.mark.slow
 def test_one_of_two_processes_watches_and_a_resume_goes_on(
-    command: Callable[..., Any], five_rollouts: Path, read_metrics: Callable[..., Any], tmp_path: Path
+    command: Calls, five_rollouts: Path, read_metrics: Calls, tmp_path: Path
 ) -> None:
     (tmp_path / "watch.yaml").write_text(WATCHED)
     flags = [f"--config={five_rollouts}", "--config=configs/strategy/ddp.yaml", f"--config={tmp_path / 'watch.yaml'}"]

@@ -465,12 +465,12 @@ def test_order_of_completions_inside_groups_does_not_matter(seed, name, order):
 # --- single choices -----------------------------------------------------------------------------------------------
 
 
-def call(algorithm: GRPOAlgorithm, values, *, lengths=None, truncated=None, **arguments):
+def call(algorithm: GRPOAlgorithm, values, *, lengths=None, truncated=None, weights=None, **arguments):
     values = torch.as_tensor(values, dtype=torch.float64)
     shape = values.shape[1:]
     return algorithm.advantages(
         values=values,
-        reward_weights=torch.ones(len(values)),
+        reward_weights=torch.ones(len(values)) if weights is None else weights,
         lengths=torch.full(shape, 3) if lengths is None else torch.as_tensor(lengths),
         truncated=torch.zeros(shape, dtype=torch.bool) if truncated is None else torch.as_tensor(truncated),
         **arguments,
@@ -495,12 +495,7 @@ def test_a_group_whose_sums_are_equal_teaches_where_each_reward_is_normalised():
     for aggregation, informative in (("sum_then_normalize", [False, True]), ("normalize_then_sum", [True, True])):
         algorithm = GRPOAlgorithm(group_size=2, reward_aggregation=aggregation, beta=0.0)
         assert algorithm.informative_groups(values=values, reward_weights=weights).tolist() == informative
-        result = algorithm.advantages(
-            values=values,
-            reward_weights=weights,
-            lengths=torch.full((2, 2), 3),
-            truncated=torch.zeros(2, 2, dtype=torch.bool),
-        )
+        result = call(algorithm, values, weights=weights)
         assert result.informative.tolist() == (result.advantages != 0).any(dim=1).tolist() == informative
 
 
@@ -842,30 +837,23 @@ def test_metrics_are_sums_over_tokens():
 # --- bad input ----------------------------------------------------------------------------------------------------
 
 
-def test_infinite_rewards_are_refused():
-    with pytest.raises(ValueError, match="infinite"):
-        call(GRPOAlgorithm(group_size=2), [[[1, math.inf]]])
-
-
-def test_groups_of_another_size_are_refused():
-    with pytest.raises(ValueError, match="group_size = 4"):
-        call(GRPOAlgorithm(group_size=4), [[[1, 0]]])
-    with pytest.raises(ValueError, match="lengths"):
-        call(GRPOAlgorithm(group_size=2), [[[1, 0]]], lengths=[[1, 2], [3, 4]])
-
-
 @pytest.mark.parametrize(
-    ("name", "match"),
-    [("remax", "greedy_values"), ("expert_iteration", "correct"), ("rloo", "sequence_kl"), ("dapo", "max_completion")],
+    ("algorithm", "values", "arguments", "match"),
+    [
+        (GRPOAlgorithm(group_size=2), [[[1, math.inf]]], {}, "infinite"),
+        (GRPOAlgorithm(group_size=4), [[[1, 0]]], {}, "group_size = 4"),
+        (GRPOAlgorithm(group_size=2), [[[1, 0]]], {"lengths": [[1, 2], [3, 4]]}, "lengths"),
+        (preset("remax", beta=0.0), [[[1, 0, 0, 1]]], {}, "greedy_values"),
+        (preset("expert_iteration"), [[[1, 0, 0, 1]]], {}, "correct"),
+        (preset("rloo"), [[[1, 0, 0, 1]]], {}, "sequence_kl"),
+        (preset("rloo"), [[[1, 0, 0, 1]]], {"sequence_kl": torch.tensor([[0.0, math.nan, 0, 0]])}, "finite"),
+        (preset("dapo"), [[[1, 0, 0, 1]]], {}, "max_completion"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_missing_arguments_of_advantages_are_named(name, match):
+def test_what_advantages_cannot_be_made_of_is_named(algorithm, values, arguments, match):
     with pytest.raises(ValueError, match=match):
-        call(preset(name, **({"beta": 0.0} if name == "remax" else {})), [[[1.0, 0, 0, 1]]])
-
-
-def test_a_kl_that_is_not_finite_is_refused():
-    with pytest.raises(ValueError, match="finite"):
-        call(preset("rloo"), [[[1.0, 0, 0, 1]]], sequence_kl=torch.tensor([[0.0, math.nan, 0, 0]]))
+        call(algorithm, values, **arguments)
 
 
 @pytest.mark.parametrize(

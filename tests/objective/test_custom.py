@@ -16,6 +16,9 @@ from grpo_pl.objective.custom import AdvantageEstimator, RewardedGroups, Surroga
 from grpo_pl.rewards.base import Reward, Score
 from grpo_pl.training.experience import Experience
 from grpo_pl.types import Problem, PromptBatch
+from tests.objective.test_algorithm import call
+
+Make = Callable[..., Experience]
 
 FILE = Path(__file__).parents[1] / "plugins" / "loo_median.py"
 NAN = torch.nan
@@ -32,15 +35,7 @@ def median() -> Any:
 
 
 def _advantages(algorithm: GRPOAlgorithm, values: list[list[float]], **more: Any) -> Any:
-    rewards = torch.tensor([values], dtype=torch.float64)
-    lengths = torch.full(rewards.shape[1:], 5)
-    return algorithm.advantages(
-        values=rewards,
-        reward_weights=torch.ones(1, dtype=torch.float64),
-        lengths=lengths,
-        truncated=lengths > 9,
-        **more,
-    )
+    return call(algorithm, [values], **more)
 
 
 def test_the_leave_one_out_median_by_hand(median: Any) -> None:
@@ -58,7 +53,7 @@ def test_the_scale_divides_what_an_estimator_returns(median: Any) -> None:
     algorithm = GRPOAlgorithm(group_size=4, beta=0.0, baseline=median(), scale="token_whitening", std_eps=0.0)
     found = _advantages(algorithm, [[1, 0, 0, 3]]).advantages
     centred = torch.tensor([1.0, -1, -1, 3], dtype=torch.float64)
-    std = ((centred - 0.5).square().sum() * 5 / 19).sqrt()  # every completion counts five times
+    std = ((centred - 0.5).square().sum() * 3 / 11).sqrt()  # every completion counts three times, once a token
     torch.testing.assert_close(found[0], (centred - 0.5) / std)
 
 
@@ -89,7 +84,7 @@ class Length(Reward):
 
 
 @pytest.fixture
-def rollout(make_experience: Callable[..., Experience], tiny_policy: Any) -> Callable[..., Experience]:
+def rollout(make_experience: Make, tiny_policy: Any) -> Make:
     prompts = [Problem(id=i, question="?", answer="7") for i in (1, 2)]
     return lambda algorithm: make_experience(
         {1: ["", "aa"], 2: ["b", "bbb"]},
@@ -101,7 +96,7 @@ def rollout(make_experience: Callable[..., Experience], tiny_policy: Any) -> Cal
     )
 
 
-def test_an_estimator_gets_what_it_declares(rollout: Callable[..., Experience]) -> None:
+def test_an_estimator_gets_what_it_declares(rollout: Make) -> None:
     estimator = Declaring()
     algorithm = GRPOAlgorithm(group_size=2, beta=0.0, baseline=estimator, scale="none")
     assert algorithm.needs_reference and not algorithm.needs_loss_reference and not algorithm.needs_entropy
@@ -120,7 +115,7 @@ def test_an_estimator_gets_what_it_declares(rollout: Callable[..., Experience]) 
     assert seen.entropy is not None and seen.entropy.shape == (2, 2) and bool((seen.entropy > 0).all())
 
 
-def test_what_nobody_declares_is_not_computed(rollout: Callable[..., Experience]) -> None:
+def test_what_nobody_declares_is_not_computed(rollout: Make) -> None:
     class Silent(Declaring):
         needs_old_logprobs = needs_ref_logprobs = needs_entropy = needs_correct = needs_greedy_baseline = False
 

@@ -26,6 +26,8 @@ from grpo_pl.training.checks import check_engine, check_strategy, check_trainer
 from grpo_pl.training.demonstrated import DemonstrationBatches
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import Rollout, SamplingParams
+from tests.gradient_step import SHAPE
+from tests.training.test_lightning_module import QUIET
 
 
 class OneByOne(RolloutEngine):
@@ -143,22 +145,17 @@ def test_another_strategy_is_refused_in_one_line_before_the_cold_start(fresh_com
     ],
 )
 def test_a_trainer_made_by_hand_that_would_train_otherwise_is_refused(options: dict[str, Any], line: str) -> None:
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
-    policy = PolicyConfig(from_scratch={"model_type": "qwen2", "intermediate_size": 16, **shape})
+    policy = PolicyConfig(from_scratch={"model_type": "qwen2", **SHAPE})
     module = GRPOModule(policy=policy, rewards=[ExactReward(correctness=True)])
     data = RolloutDataModule(ArithmeticPrompts(digits=1), steps=1, prompts_per_step=2)
-    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     with pytest.raises(ValueError, match=line):
-        Trainer(accelerator="cpu", **quiet, **options).fit(module, data)
+        Trainer(**QUIET, **options).fit(module, data)
     assert module.policy is None
 
 
 def test_a_sampler_that_would_cut_shares_again_is_refused() -> None:
-    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     for devices, distributed, refused in ((2, True, True), (2, False, False), (1, True, False)):
-        trainer = Trainer(
-            accelerator="cpu", devices=devices, strategy="ddp", use_distributed_sampler=distributed, **quiet
-        )
+        trainer = Trainer(**QUIET, devices=devices, strategy="ddp", use_distributed_sampler=distributed)
         with pytest.raises(ValueError, match=r"use_distributed_sampler would cut") if refused else nullcontext():
             check_trainer(trainer)
 

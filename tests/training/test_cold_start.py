@@ -80,14 +80,15 @@ def test_demonstrations_are_made_while_it_learns(monkeypatch: pytest.MonkeyPatch
     assert made == [4, 8, 12]
 
 
-def test_a_character_that_only_a_late_demonstration_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Late(Recording):
+@pytest.mark.parametrize("good", [0, 8], ids=["from the first", "late"])
+def test_a_character_that_the_vocabulary_lacks_is_refused(good: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ticked(Recording):
         def demonstration(self, prompt: Problem, rng: random.Random) -> str:
-            return super().demonstration(prompt, rng) + ("✓" if len(self.shown) > 8 else "")
+            return super().demonstration(prompt, rng) + ("✓" if len(self.shown) > good else "")
 
     monkeypatch.setattr(cold_start, "MADE_UP", 1)
     with pytest.raises(ValueError, match=r"lacks '✓' \(U\+2713\), in 4 of 4 demonstrations"):
-        SHORT.ensure(POLICY, TEMPLATE, Late(), device=CPU)
+        SHORT.ensure(POLICY, TEMPLATE, Ticked(), device=CPU)
 
 
 def test_the_result_is_a_hugging_face_folder_with_trained_weights() -> None:
@@ -372,15 +373,6 @@ def test_adapters_are_taught_where_adapters_are_trained(tmp_path: Path) -> None:
     start = load_model(policy, tokenizer, str(folder))  # RL goes on with new adapters, which change nothing yet
     ids = torch.tensor([TEMPLATE.encode("3+4=", tokenizer)])
     torch.testing.assert_close(start(ids).logits, taught(ids).logits)
-
-
-def test_demonstrations_of_a_source_with_lacking_characters_are_refused_before_training(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    rows = [{"question": f"{i}+1=", "answer": str(i + 1), "work": f"{i + 1} ✓"} for i in range(8)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    source = TablePrompts(path=str(file), val_share=0.0, worked="work")
-    with pytest.raises(ValueError, match=r"lacks '✓' \(U\+2713\), in 4 of 4 demonstrations"):
-        ColdStart(steps=2, batch_size=2, lr=1e-3).ensure(POLICY, TEMPLATE, source, device=CPU)
 
 
 def test_muon_moves_inner_matrices_by_orthogonal_updates_and_the_rest_as_adamw_does(

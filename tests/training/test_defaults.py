@@ -31,34 +31,25 @@ from tests.conftest import TINY_POLICY
 
 
 @pytest.mark.parametrize(
-    ("parameters", "kind", "rate"),
+    ("rule", "parameters", "kind", "rate"),
     [
-        (50_000, "from scratch", 4e-4),  # the most
-        (600_000, "from scratch", 4e-4),
-        (9_600_000, "from scratch", 2e-4),  # 16 times as many: 16^(1/4) = 2
-        (500_000_000, "trained before", 1e-6),
-        (7_000_000_000, "trained before", 1e-6),  # the least
-        (500_000, "trained before", 2e-4),  # half of 4e-4, which is less than 1000^0.85 · 1e-6
-        (5_000_000, "trained before", 5.0e-5),  # 100^0.85 · 1e-6
-        (500_000_000, "adapters", 1e-5),
+        (peak_rate, 50_000, "from scratch", 4e-4),  # the most
+        (peak_rate, 600_000, "from scratch", 4e-4),
+        (peak_rate, 9_600_000, "from scratch", 2e-4),  # 16 times as many: 16^(1/4) = 2
+        (peak_rate, 500_000_000, "trained before", 1e-6),
+        (peak_rate, 7_000_000_000, "trained before", 1e-6),  # the least
+        (peak_rate, 500_000, "trained before", 2e-4),  # half of 4e-4, which is less than 1000^0.85 · 1e-6
+        (peak_rate, 5_000_000, "trained before", 5.0e-5),  # 100^0.85 · 1e-6
+        (peak_rate, 500_000_000, "adapters", 1e-5),
+        (demonstration_rate, 600_000, "from scratch", 3e-3),
+        (demonstration_rate, 9_600_000, "from scratch", 1.5e-3),
+        (demonstration_rate, 500_000_000, "trained before", 1e-5),
+        (demonstration_rate, 500_000_000, "adapters", 1e-4),
+        (demonstration_rate, 500_000, "trained before", 2e-3),
     ],
 )
-def test_the_peak_rate_by_hand(parameters: int, kind: Any, rate: float) -> None:
-    assert peak_rate(parameters, kind) == pytest.approx(rate)
-
-
-@pytest.mark.parametrize(
-    ("parameters", "kind", "rate"),
-    [
-        (600_000, "from scratch", 3e-3),
-        (9_600_000, "from scratch", 1.5e-3),
-        (500_000_000, "trained before", 1e-5),
-        (500_000_000, "adapters", 1e-4),
-        (500_000, "trained before", 2e-3),
-    ],
-)
-def test_the_rate_of_the_cold_start_by_hand(parameters: int, kind: Any, rate: float) -> None:
-    assert demonstration_rate(parameters, kind) == pytest.approx(rate)
+def test_rates_by_hand(rule: Any, parameters: int, kind: Any, rate: float) -> None:
+    assert rule(parameters, kind) == pytest.approx(rate)
 
 
 def test_rates_never_rise_with_size_and_are_ordered_by_kind() -> None:
@@ -171,11 +162,3 @@ def test_derived_values_are_printed_frozen_and_not_derived_again(command_line: A
     again = command_line("fit", "--config", config, "--resume", "--data.steps=3")
     assert again.status == 0 and "derived (" not in again.err
     assert yaml.safe_load(own.read_text())["model"]["optimization"]["lr"] == 7e-4
-
-
-def test_a_set_value_wins(command_line: Any) -> None:
-    config = command_line.config("given", model__optimization={}, data__steps=1)
-    outcome = command_line("fit", "--config", config, "--model.optimization.lr=0.002")
-    assert outcome.status == 0 and "model.optimization.lr " not in outcome.err
-    frozen = yaml.safe_load((command_line.runs / "given" / "config.yaml").read_text())
-    assert frozen["model"]["optimization"]["lr"] == 2e-3

@@ -69,16 +69,13 @@ def test_a_step_is_the_sum_of_both_losses_in_their_shares(
             p = float(logprob.detach().exp())
             total = total - (1.0 if weighting == "equal" else p * (1 - p)) * logprob
             count, nll = count + 1, nll - float(logprob.detach())
-    gradient = torch.autograd.grad(total / count, list(tiny_policy.parameters()), allow_unused=True)
-    pairs = zip(gradient, tiny_policy.parameters(), strict=True)
-    shown = torch.cat([torch.zeros_like(p).flatten() if g is None else g.flatten() for g, p in pairs])
+    shown = gradient_step.gradient(total / count, tiny_policy)
     algorithm = replace(CHORD, demonstration_weighting=weighting)
     moved, result = gradient_step.moved(
         tiny_policy, experience, algorithm, Demonstrated(examples=examples, share=0.3), longest=6, max_tokens=max_tokens
     )
     alone, of_rewards = gradient_step.moved(tiny_policy, experience, algorithm, longest=6)
-    expected = 0.7 * alone - 0.3 * shown
-    assert ((moved - expected).norm() / expected.norm()).item() < 1e-5
+    assert gradient_step.relative(moved, 0.7 * alone - 0.3 * shown) < 1e-5
     assert result.losses == pytest.approx([0.7 * of_rewards.losses[0] + 0.3 * (total / count).item()], rel=1e-5)
     summed, tokens = result.sums["demonstration/nll"]
     assert (float(summed), int(tokens)) == (pytest.approx(nll, rel=1e-5), count)

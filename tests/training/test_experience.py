@@ -17,6 +17,8 @@ from grpo_pl.training.experience import Experience
 from grpo_pl.training.microbatches import rollout_rows
 from grpo_pl.types import Problem, PromptBatch
 
+Make = Callable[..., Experience]
+
 LIMIT = 6
 PLAIN = GRPOAlgorithm(group_size=3, beta=0.0)
 TEXTS = {1: ["7", "77", "712345678"], 2: ["55", "555", "5"], 3: ["6", "?", "x6"]}
@@ -46,14 +48,14 @@ BATCH = PromptBatch(step=2, prompts=[_prompt(1, "7"), _prompt(2, "5"), _prompt(3
 
 
 @pytest.fixture
-def make(make_experience: Callable[..., Experience]) -> Callable[..., Experience]:
+def make(make_experience: Make) -> Make:
     given = {"batch": BATCH, "rewards": [CountDigit()], "max_completion_length": LIMIT, "max_tokens": 30}
     return lambda algorithm=PLAIN, *, texts=TEXTS, **more: make_experience(
         texts, algorithm=algorithm, **{**given, **more}
     )
 
 
-def test_rewards_lengths_and_ends_stand_in_their_groups(make: Callable[..., Experience]) -> None:
+def test_rewards_lengths_and_ends_stand_in_their_groups(make: Make) -> None:
     experience = make()
     rewards, valid = experience.statistics.rewards, experience.statistics.valid
     assert rewards.tolist() == [[1, 2, 1], [2, 3, 1], [1, 0, 1]]
@@ -63,7 +65,7 @@ def test_rewards_lengths_and_ends_stand_in_their_groups(make: Callable[..., Expe
     assert experience.truncated.tolist() == [[False, False, True], [False] * 3, [False] * 3]
 
 
-def test_advantages_by_hand(make: Callable[..., Experience]) -> None:
+def test_advantages_by_hand(make: Make) -> None:
     experience = make(replace(PLAIN, std_eps=0.0))
     # means 4/3, 2, 1; standard deviations 0.57735, 1, 0
     expected = [-0.57735, 1.15470, -0.57735, 0.0, 1.0, -1.0, 0.0, 0.0, 0.0]
@@ -72,41 +74,33 @@ def test_advantages_by_hand(make: Callable[..., Experience]) -> None:
     assert experience.active.tolist() == [True, True, True, False, True, True, False, False, False]
 
 
-def test_a_single_update_compares_to_nothing_stored(make: Callable[..., Experience]) -> None:
+def test_a_single_update_compares_to_nothing_stored(make: Make) -> None:
     experience = make()
     assert experience.old_logprobs is None
     assert experience.ref_logprobs is None
     assert experience.entropy_mask is None
 
 
-def test_several_updates_keep_the_log_probabilities_of_collection(make: Callable[..., Experience]) -> None:
+def test_several_updates_keep_the_log_probabilities_of_collection(make: Make) -> None:
     experience = make(replace(PLAIN, num_iterations=2))
     mask = experience.rollout.completion_mask
     assert experience.old_logprobs is not None
     torch.testing.assert_close(experience.old_logprobs[mask], experience.rollout.sampling_logprobs[mask])
+    assert not experience.old_logprobs.requires_grad
 
 
-def test_the_reference_scores_the_same_tokens(make: Callable[..., Experience], tiny_policy: PreTrainedModel) -> None:
+def test_the_reference_scores_the_same_tokens(make: Make, tiny_policy: PreTrainedModel) -> None:
     algorithm = replace(PLAIN, beta=0.1)
     same = make(algorithm, reference=tiny_policy)
     mask = same.rollout.completion_mask
     assert same.ref_logprobs is not None
     torch.testing.assert_close(same.ref_logprobs[mask], same.rollout.sampling_logprobs[mask])
+    assert not same.ref_logprobs.requires_grad
     whole = make(algorithm, reference=tiny_policy, max_tokens=1000)
     torch.testing.assert_close(same.ref_logprobs[mask], whole.ref_logprobs[mask])
 
 
-def test_log_probabilities_of_collection_carry_no_gradient(
-    make: Callable[..., Experience], tiny_policy: PreTrainedModel
-) -> None:
-    experience = make(replace(PLAIN, num_iterations=2, beta=0.1), reference=tiny_policy)
-    assert not experience.old_logprobs.requires_grad
-    assert not experience.ref_logprobs.requires_grad
-
-
-def test_kl_in_the_reward_lowers_what_has_drifted_from_the_reference(
-    make: Callable[..., Experience], tiny_policy: PreTrainedModel
-) -> None:
+def test_kl_in_the_reward_lowers_what_has_drifted_from_the_reference(make: Make, tiny_policy: PreTrainedModel) -> None:
     algorithm = replace(PLAIN, beta=0.5, kl_placement="reward", kl_estimator="k1", scale="none", baseline="none")
     free = make(replace(algorithm, beta=0.0, kl_placement="loss"))
     same = make(algorithm, reference=tiny_policy)
@@ -132,9 +126,7 @@ def _shifted(model: PreTrainedModel) -> PreTrainedModel:
     return other
 
 
-def test_the_entropy_mask_holds_the_tokens_of_highest_entropy(
-    make: Callable[..., Experience], tiny_policy: PreTrainedModel
-) -> None:
+def test_the_entropy_mask_holds_the_tokens_of_highest_entropy(make: Make, tiny_policy: PreTrainedModel) -> None:
     experience = make(replace(PLAIN, top_entropy_quantile=0.25))
     rollout = experience.rollout
     kept = rollout.completion_mask & experience.keep.unsqueeze(1)
@@ -149,7 +141,7 @@ def test_the_entropy_mask_holds_the_tokens_of_highest_entropy(
     assert round(0.25 * int(kept.sum())) <= int(chosen.sum()) <= round(0.25 * int(kept.sum())) + 2
 
 
-def test_the_tokens_of_highest_covariance_are_chosen_over_the_batch(make: Callable[..., Experience]) -> None:
+def test_the_tokens_of_highest_covariance_are_chosen_over_the_batch(make: Make) -> None:
     experience = make(replace(PLAIN, covariance="kl", covariance_share=0.2))
     kept = experience.rollout.action_mask & experience.keep.unsqueeze(1)
     assert experience.old_logprobs is not None and experience.covariance_mask is not None
@@ -161,7 +153,7 @@ def test_the_tokens_of_highest_covariance_are_chosen_over_the_batch(make: Callab
 
 
 def test_a_greedy_baseline_is_the_reward_of_one_greedy_completion(
-    make: Callable[..., Experience], scripted_engine: Callable[..., Any]
+    make: Make, scripted_engine: Callable[..., Any]
 ) -> None:
     engine = scripted_engine(TEXTS)
     experience = make(replace(PLAIN, baseline="greedy", scale="none"), engine=engine)
@@ -183,7 +175,7 @@ DULL = {1: ["7", "7", "7"], 2: ["5", "55", "5"], 3: ["6", "6", "6"]}
 OTHERS = {11: ["a", "b", "c"], 12: ["2", "b", "22"], 13: ["3", "3", "3"], 21: ["1", "b", "1"], 22: ["2", "b", "c"]}
 
 
-def test_dynamic_sampling_replaces_groups_of_equal_rewards(make: Callable[..., Experience]) -> None:
+def test_dynamic_sampling_replaces_groups_of_equal_rewards(make: Make) -> None:
     texts = {**DULL, **OTHERS, 23: ["3", "b", "c"]}
     experience = make(replace(PLAIN, dynamic_sampling=True), texts=texts, fetch=_other_prompts)
     # informative groups in the order of attempt and prompt: 2, then 12, then 21
@@ -196,16 +188,14 @@ def test_dynamic_sampling_replaces_groups_of_equal_rewards(make: Callable[..., E
     assert experience.rates == pytest.approx(right)
 
 
-def test_dynamic_sampling_fills_up_with_the_first_attempt_when_its_tries_are_over(
-    make: Callable[..., Experience],
-) -> None:
+def test_dynamic_sampling_fills_up_with_the_first_attempt_when_its_tries_are_over(make: Make) -> None:
     algorithm = replace(PLAIN, dynamic_sampling=True, max_resample_attempts=1)
     experience = make(algorithm, texts={**DULL, **OTHERS}, fetch=_other_prompts)
     assert sorted(prompt.id for prompt in experience.samples.prompts) == [1, 2, 12]
     assert experience.attempts == 1
 
 
-def test_rows_are_cut_to_their_longest_prompt_and_completion(make: Callable[..., Experience]) -> None:
+def test_rows_are_cut_to_their_longest_prompt_and_completion(make: Make) -> None:
     rollout = make().rollout
     part = rollout_rows(rollout, torch.tensor([3, 5]))
     assert part["prompt_ids"].shape == (2, 2)  # the second question is two characters long

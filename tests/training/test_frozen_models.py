@@ -20,10 +20,10 @@ from grpo_pl.rewards import ExactReward
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.frozen_models import Teachers, check_sources, check_teachers, teacher_configs
 from grpo_pl.training.microbatches import Scorer, TokenBudget
-from grpo_pl.training.optimization import Optimization
-from grpo_pl.training.update import PolicyUpdate, UpdateResult
 from grpo_pl.types import Problem, PromptBatch
+from tests import gradient_step
 
+Make, Teach = Callable[..., Experience], Callable[..., Teachers]
 LIMIT = 6
 TEXTS = {1: ["7", "77", "712345678"], 2: ["55", "555", "5"], 3: ["6", "?", "x6"]}
 ALONE: dict[str, Any] = {
@@ -71,7 +71,7 @@ def folders(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPat
 
 
 @pytest.fixture
-def teach(folders: dict[str, Path], tokenizer: PreTrainedTokenizerBase) -> Callable[..., Teachers]:
+def teach(folders: dict[str, Path], tokenizer: PreTrainedTokenizerBase) -> Teach:
     """``teach(source=name)``: the teacher of each source, or of all as ``every``."""
 
     def made(**by_source: str) -> Teachers:
@@ -85,7 +85,7 @@ def teach(folders: dict[str, Path], tokenizer: PreTrainedTokenizerBase) -> Calla
 
 
 @pytest.fixture
-def make(make_experience: Callable[..., Experience]) -> Callable[..., Experience]:
+def make(make_experience: Make) -> Make:
     given = {"batch": BATCH, "rewards": [ExactReward(correctness=True)], "max_completion_length": LIMIT}
     return lambda algorithm, **more: make_experience(TEXTS, algorithm=algorithm, **{**given, **more})
 
@@ -105,11 +105,7 @@ def _models(folders: dict[str, Path], tokenizer: PreTrainedTokenizerBase) -> dic
 
 @pytest.mark.parametrize("max_tokens", [20, 1000])
 def test_each_row_is_scored_by_the_teacher_of_its_source(
-    make: Callable[..., Experience],
-    teach: Callable[..., Teachers],
-    folders: dict[str, Path],
-    tokenizer: PreTrainedTokenizerBase,
-    max_tokens: int,
+    make: Make, teach: Teach, folders: dict[str, Path], tokenizer: PreTrainedTokenizerBase, max_tokens: int
 ) -> None:
     experience = make(TOKEN, teachers=teach(odd="big", even="small"), max_tokens=max_tokens)
     models = _models(folders, tokenizer)
@@ -126,26 +122,12 @@ def test_each_row_is_scored_by_the_teacher_of_its_source(
         torch.testing.assert_close(experience.teacher.logprobs[row][mask], expected, atol=2e-5, rtol=0)
 
 
-def _update(policy: PreTrainedModel, experience: Experience, algorithm: GRPOAlgorithm, max_tokens: int) -> UpdateResult:
-    update = PolicyUpdate(
-        algorithm=algorithm,
-        optimization=Optimization(max_grad_norm=0.0),
-        temperature=1.0,
-        max_completion_length=LIMIT,
-        budget=TokenBudget(configured=max_tokens),
-        seed=0,
-        collective=Collective(),
-        report=lambda *_: None,
-    )
-    return update.run(policy, torch.optim.SGD(policy.parameters(), lr=1.0), experience, lambda loss, _: loss.backward())
-
-
 @pytest.mark.parametrize("mode", ["packed", "chunked", "materialised"])
 @pytest.mark.parametrize("max_tokens", [20, 1000])
 @pytest.mark.parametrize("by_source", [{"every": "small"}, {"odd": "big", "even": "small"}], ids=["one", "two"])
 def test_a_step_on_the_divergence_is_one_on_whole_distributions(
-    make: Callable[..., Experience],
-    teach: Callable[..., Teachers],
+    make: Make,
+    teach: Teach,
     folders: dict[str, Path],
     tokenizer: PreTrainedTokenizerBase,
     tiny_policy: PreTrainedModel,
@@ -154,22 +136,21 @@ def test_a_step_on_the_divergence_is_one_on_whole_distributions(
     mode: Any,
 ) -> None:
     experience = make(WHOLE, teachers=teach(**by_source), max_tokens=max_tokens)
-    models, expected, ours = _models(folders, tokenizer), copy.deepcopy(tiny_policy), copy.deepcopy(tiny_policy)
+    models, ours = _models(folders, tokenizer), copy.deepcopy(tiny_policy)
     total, tokens = torch.zeros(()), 0
     for row, owner in enumerate(["odd"] * 3 + ["even"] * 3 + ["odd"] * 3):
         teacher = models[by_source.get("every", by_source.get(owner, ""))]
         shared = len(tokenizer)
         with torch.no_grad():
             target = _logits(teacher, experience, row)[:, :shared].log_softmax(-1)
-        logits = _logits(expected, experience, row)
+        logits = _logits(tiny_policy, experience, row)
         total = total + divergence(logits.log_softmax(-1), target, mix=0.3).sum()
         tokens += len(logits)
-    (total / tokens).backward()
-    gradient = torch.cat([p.grad.flatten() for p in expected.parameters() if p.grad is not None])
+    gradient = gradient_step.gradient(total / tokens, tiny_policy)
     use_forward_mode(ours, mode)
-    result = _update(ours, experience, WHOLE, max_tokens)
-    moved = torch.cat([(b - a).flatten() for a, b in zip(tiny_policy.parameters(), ours.parameters(), strict=True)])
-    assert ((moved + gradient).norm() / gradient.norm()).item() < 1e-5
+    result = gradient_step.update(ours, experience, WHOLE, longest=LIMIT, max_tokens=max_tokens)
+    moved = gradient_step.weights(ours) - gradient_step.weights(tiny_policy)
+    assert gradient_step.relative(-moved, gradient) < 1e-5
     assert result.losses == pytest.approx([(total / tokens).item()], rel=1e-5)
     summed, count = result.sums["teacher/divergence"]
     assert (summed / count).item() == pytest.approx((total / tokens).item(), rel=1e-5)
@@ -177,7 +158,7 @@ def test_a_step_on_the_divergence_is_one_on_whole_distributions(
 
 
 def test_a_step_on_sampled_tokens_lifts_those_that_the_teacher_finds_likelier(
-    make: Callable[..., Experience], teach: Callable[..., Teachers], tiny_policy: PreTrainedModel
+    make: Make, teach: Teach, tiny_policy: PreTrainedModel
 ) -> None:
     """The gradient is that of the mean of gap · log π, with the gap held fixed."""
     experience = make(TOKEN, teachers=teach(every="big"))
@@ -192,20 +173,18 @@ def test_a_step_on_sampled_tokens_lifts_those_that_the_teacher_finds_likelier(
         tables = [_logits(policy, experience, row).log_softmax(-1) for row in range(len(ids))]
         return torch.cat([table.gather(1, ids[i][mask[i]].unsqueeze(1)) for i, table in enumerate(tables)]).flatten()
 
-    expected, ours = copy.deepcopy(tiny_policy), copy.deepcopy(tiny_policy)
-    logprobs = own(expected)
+    logprobs = own(tiny_policy)
     gap = theirs[mask] - logprobs.detach()
-    (gap * logprobs).mean().backward()
-    gradient = torch.cat([p.grad.flatten() for p in expected.parameters() if p.grad is not None])
-    total, count = _update(ours, experience, TOKEN, 1000).sums["teacher/kl"]
-    moved = torch.cat([(b - a).flatten() for a, b in zip(tiny_policy.parameters(), ours.parameters(), strict=True)])
-    assert ((moved - gradient).norm() / gradient.norm()).item() < 1e-5
+    gradient = gradient_step.gradient((gap * logprobs).mean(), tiny_policy)
+    moved, result = gradient_step.moved(tiny_policy, experience, TOKEN, longest=LIMIT)
+    total, count = result.sums["teacher/kl"]
+    assert gradient_step.relative(moved, gradient) < 1e-5
     assert (total.item(), count) == (pytest.approx(-gap.sum().item(), rel=1e-4), mask.sum())
 
 
 @pytest.mark.parametrize("algorithm", [TOKEN, WHOLE], ids=["sampled tokens", "whole distributions"])
 def test_a_teacher_s_distribution_is_not_truncated_with_the_policy_s(
-    make: Callable[..., Experience], teach: Callable[..., Teachers], algorithm: GRPOAlgorithm
+    make: Make, teach: Teach, algorithm: GRPOAlgorithm
 ) -> None:
     teachers = teach(every="small")
     experience = make(algorithm, teachers=teachers)
@@ -222,7 +201,7 @@ def test_a_teacher_s_distribution_is_not_truncated_with_the_policy_s(
         torch.testing.assert_close(list(scores.states), list(experience.teacher.states))
 
 
-def test_teachers_take_no_gradient_and_one_model_teaches_several_sources(teach: Callable[..., Teachers]) -> None:
+def test_teachers_take_no_gradient_and_one_model_teaches_several_sources(teach: Teach) -> None:
     models = teach(odd="big", even="big")._models
     assert models["odd"] is models["even"]
     assert not any(parameter.requires_grad for parameter in models["odd"].parameters())
@@ -230,7 +209,7 @@ def test_teachers_take_no_gradient_and_one_model_teaches_several_sources(teach: 
 
 
 def test_a_sample_that_is_longer_than_a_teacher_reads_is_refused(
-    make: Callable[..., Experience], tokenizer: PreTrainedTokenizerBase, folders: dict[str, Path], tmp_path: Path
+    make: Make, tokenizer: PreTrainedTokenizerBase, folders: dict[str, Path], tmp_path: Path
 ) -> None:
     model = load_model(PolicyConfig(path=str(folders["big"])), tokenizer)
     model.config.max_position_embeddings = 5
@@ -241,7 +220,7 @@ def test_a_sample_that_is_longer_than_a_teacher_reads_is_refused(
 
 
 def test_a_teacher_whose_logits_are_more_than_a_head_s_is_refused_for_whole_distributions(
-    make: Callable[..., Experience], teach: Callable[..., Teachers]
+    make: Make, teach: Teach
 ) -> None:
     teachers = teach(every="big")
     use_forward_mode(teachers._models[""], "materialised")

@@ -21,15 +21,8 @@ from grpo_pl.training.experience import Experience
 from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import SamplingParams
-
-TINY = {
-    "model_type": "qwen2",
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-    "num_key_value_heads": 1,
-}
+from tests.gradient_step import SHAPE
+from tests.training.test_lightning_module import QUIET
 
 
 class Listener(StepCallback):
@@ -55,7 +48,7 @@ class Listener(StepCallback):
 @pytest.fixture
 def module() -> GRPOModule:
     return GRPOModule(
-        policy=PolicyConfig(from_scratch=TINY),
+        policy=PolicyConfig(from_scratch={"model_type": "qwen2", **SHAPE}),
         rewards=[ExactReward(correctness=True)],
         algorithm=GRPOAlgorithm(group_size=2, beta=0.0, skip_zero_advantage=False),
         sampling=SamplingParams(max_completion_length=4),
@@ -67,17 +60,14 @@ def _run(verb: str, module: GRPOModule, *callbacks: StepCallback, steps: int = 2
     data = RolloutDataModule(
         ArithmeticPrompts(digits=1), steps=steps, prompts_per_step=2, val_prompts=held_out, val_batch_size=2
     )
-    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = Trainer(
-        accelerator="cpu",
+        **QUIET,
         max_epochs=1,
-        inference_mode=False,
         use_distributed_sampler=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
         limit_val_batches=0 if verb == "fit" else 1.0,
         callbacks=list(callbacks),
-        **quiet,
     )
     getattr(trainer, verb)(module, datamodule=data)
     return trainer

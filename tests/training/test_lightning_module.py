@@ -23,6 +23,7 @@ QUIET: dict[str, Any] = {
     "enable_progress_bar": False,
     "inference_mode": False,
 }
+"""Arguments of a Trainer that leaves nothing behind."""
 
 
 @pytest.fixture(scope="module")

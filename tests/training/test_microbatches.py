@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel
 
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.functional.native import SWITCH
@@ -21,6 +21,7 @@ from grpo_pl.training.microbatches import (
     saved_bytes_per_token,
 )
 from grpo_pl.types import Rollout
+from tests.gradient_step import qwen
 from tests.kernels import in_c
 
 
@@ -90,20 +91,11 @@ def test_a_budget_below_the_longest_row_is_refused_with_the_number_needed(share:
 # --- finding it -----------------------------------------------------------------------------------------------------
 
 
+WIDE = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
 def _policy(layers: int = 3) -> PreTrainedModel:
-    config = Qwen2Config(
-        vocab_size=20,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return Qwen2ForCausalLM(config)
+    return qwen(vocab_size=20, num_hidden_layers=layers, tie_word_embeddings=True, **WIDE)
 
 
 @pytest.mark.parametrize("kernels", ["torch", pytest.param("", marks=in_c)])

@@ -1,4 +1,5 @@
-"""Learning rates worked out by hand, clipping, and what is optimised."""
+"""Learning rates worked out by hand, clipping, and what is optimised; the weight of the entropy bonus by hand against
+TRL's rule, and inside of runs: it follows the target, is logged, and goes on where a checkpoint left it."""
 
 import math
 from typing import Any
@@ -7,42 +8,28 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from grpo_pl.training.optimization import Optimization
+from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.training.optimization import EntropyControl, Optimization, applied_coefficient, next_coefficient
+
+HALF = math.sqrt(0.5)
 
 
-def _rates(total: int, **arguments: Any) -> list[float]:
-    optimization = Optimization(**arguments)
-    return [optimization.lr_at(rollout, total) for rollout in range(total)]
-
-
-def test_constant_rate_after_a_linear_warm_up() -> None:
-    assert _rates(5, lr=4.0, warmup_rollouts=3) == pytest.approx([1.0, 2.0, 3.0, 4.0, 4.0])
-
-
-def test_linear_decay_to_a_fraction() -> None:
-    # x = 0, 1/4, 1/2, 3/4 of the way from 1 to 0.2
-    assert _rates(4, lr=1.0, schedule="linear", final_lr_fraction=0.2) == pytest.approx([1.0, 0.8, 0.6, 0.4])
-
-
-def test_cosine_decay_begins_where_the_warm_up_ends() -> None:
-    half = math.sqrt(0.5)
-    assert _rates(6, lr=1.0, warmup_rollouts=2, schedule="cosine") == pytest.approx(
-        [1 / 3, 2 / 3, 1.0, (1 + half) / 2, 0.5, (1 - half) / 2]
-    )
-    assert Optimization(lr=1.0, schedule="cosine", final_lr_fraction=0.1).lr_at(5, 10) == pytest.approx(0.55)
-
-
-def test_at_and_behind_the_end_the_rate_stays_at_its_floor() -> None:
-    optimization = Optimization(lr=2.0, schedule="cosine", final_lr_fraction=0.25)
-    assert [optimization.lr_at(rollout, 4) for rollout in (4, 9)] == pytest.approx([0.5, 0.5])
-
-
-def test_a_warm_up_longer_than_the_run_only_rises() -> None:
-    assert _rates(3, lr=1.0, warmup_rollouts=9, schedule="cosine") == pytest.approx([0.1, 0.2, 0.3])
-
-
-def test_a_constant_rate_ignores_the_final_fraction() -> None:
-    assert _rates(3, lr=1.0, final_lr_fraction=0.5) == [1.0, 1.0, 1.0]
+@pytest.mark.parametrize(
+    ("total", "settings", "rates"),
+    [
+        (5, {"lr": 4.0, "warmup_rollouts": 3}, [1.0, 2.0, 3.0, 4.0, 4.0]),
+        # x = 0, 1/4, 1/2, 3/4 of the way from 1 to 0.2
+        (4, {"schedule": "linear", "final_lr_fraction": 0.2}, [1.0, 0.8, 0.6, 0.4]),
+        # the decay begins where the warm-up ends
+        (6, {"warmup_rollouts": 2, "schedule": "cosine"}, [1 / 3, 2 / 3, 1, (1 + HALF) / 2, 0.5, (1 - HALF) / 2]),
+        (2, {"schedule": "cosine", "final_lr_fraction": 0.1}, [1.0, 0.55, 0.1, 0.1]),  # at and behind the end its floor
+        (3, {"warmup_rollouts": 9, "schedule": "cosine"}, [0.1, 0.2, 0.3]),
+        (3, {"final_lr_fraction": 0.5}, [1.0, 1.0, 1.0]),  # which a constant rate ignores
+    ],
+)
+def test_rates_by_hand(total: int, settings: dict[str, Any], rates: list[float]) -> None:
+    optimization = Optimization(**{"lr": 1.0, **settings})
+    assert [optimization.lr_at(rollout, total) for rollout in range(len(rates))] == pytest.approx(rates)
 
 
 def test_gradients_are_scaled_to_the_global_norm_and_the_norm_before_is_returned() -> None:
@@ -82,3 +69,86 @@ def test_frozen_parameters_are_not_optimised_and_arguments_arrive() -> None:
 def test_values_out_of_range_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Optimization(**arguments)
+
+
+RULE = {"target": 0.3, "step": 0.01, "most": 0.025}
+
+
+def test_the_weight_grows_up_to_its_bound_while_entropy_is_low_and_falls_to_zero_above() -> None:
+    found = [0.0]
+    for entropy in (0.2, 0.3, 0.1, 0.31, 0.5, 0.5, 0.2):
+        found.append(next_coefficient(found[-1], entropy, **RULE))
+    assert found == pytest.approx([0.0, 0.01, 0.02, 0.025, 0.015, 0.005, 0.0, 0.01], abs=1e-12)
+
+
+@pytest.mark.parametrize(("entropy", "applied"), [(None, 0.02), (0.2, 0.02), (0.3, 0.02), (0.3001, 0.0)])
+def test_the_bonus_is_on_while_the_last_entropy_is_at_most_the_target(entropy: float | None, applied: float) -> None:
+    assert applied_coefficient(0.02, entropy, target=0.3) == applied
+
+
+def test_an_objective_without_a_target_is_left_alone() -> None:
+    algorithm, control = GRPOAlgorithm(entropy_coef=0.1), EntropyControl()
+    control.observe(algorithm, 0.0)
+    assert control.objective(algorithm) is algorithm and control.coefficient is None
+
+
+def test_the_objective_gets_the_weight_of_its_rollout() -> None:
+    algorithm = GRPOAlgorithm(entropy_coef=0.02, entropy_target=0.5, entropy_coef_step=0.01)
+    assert algorithm.needs_entropy and not algorithm.skips_zeros
+    control = EntropyControl()
+    assert control.objective(algorithm).entropy_coef == 0.02
+    control.observe(algorithm, 0.4)
+    assert control.objective(algorithm).entropy_coef == pytest.approx(0.03)
+    for nothing in (None, math.nan):
+        control.observe(algorithm, nothing)
+    twin = EntropyControl()
+    twin.load_state_dict(control.state_dict())
+    assert twin == control
+    control.observe(algorithm, 0.6)
+    off = control.objective(algorithm)
+    assert (off.entropy_coef, control.coefficient) == (0.0, pytest.approx(0.02))
+    assert off.needs_entropy  # also where the weight is 0: the next rollout may need it
+
+
+def test_a_weight_above_a_limit_that_was_lowered_since_is_that_limit() -> None:
+    control = EntropyControl(coefficient=0.5, entropy=0.1)
+    algorithm = GRPOAlgorithm(entropy_target=0.3, entropy_coef_max=0.2)
+    assert control.objective(algorithm).entropy_coef == 0.2
+
+
+def test_the_gradient_of_the_bonus_is_the_weight_times_that_of_the_entropy() -> None:
+    logits = torch.randn(1, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    control = EntropyControl(coefficient=0.07, entropy=0.1)
+    algorithm = control.objective(GRPOAlgorithm(beta=0.0, entropy_target=0.5))
+
+    def loss(z: torch.Tensor) -> torch.Tensor:
+        logprobs = z.log_softmax(-1)
+        ones = torch.ones(1, 3, dtype=torch.float64)
+        return algorithm.loss(
+            logprobs=logprobs[..., 0],
+            old_logprobs=None,
+            advantages=0 * ones,
+            mask=ones.bool(),
+            weights=ones / 3,
+            entropy=-(logprobs.exp() * logprobs).sum(-1),
+        ).loss
+
+    assert torch.autograd.gradcheck(loss, (logits,))
+    rows = logits.detach()[0].tolist()
+    total = 0.0
+    for row in rows:
+        norm = math.fsum(map(math.exp, row))
+        total += -math.fsum(math.exp(z) / norm * (z - math.log(norm)) for z in row) / 3
+    assert loss(logits).item() == pytest.approx(-0.07 * total, abs=1e-10)
+
+
+def test_a_run_follows_its_target_and_a_resumed_one_goes_on(command_line: Any, read_metrics: Any) -> None:
+    objective = {"group_size": 4, "beta": 0.0, "entropy_target": 50.0, "entropy_coef_step": 0.01}
+    config = command_line.config("held", model__algorithm=objective)
+    assert command_line("fit", "--config", config).status == 0
+    whole = [row for row in read_metrics(command_line.runs / "held" / "metrics.csv") if "loss" in row]
+    assert [float(row["entropy_coef"]) for row in whole] == pytest.approx([0.01, 0.02, 0.03, 0.04])  # far below it
+    checkpoint = command_line.runs / "held" / "checkpoints" / "rollout-000002.ckpt"
+    assert command_line("fit", "--config", config, "--ckpt_path", checkpoint, "--name=rest").status == 0
+    rest = [row for row in read_metrics(command_line.runs / "rest" / "metrics.csv") if "loss" in row]
+    assert rest == whole[2:]

@@ -3,7 +3,7 @@
 import datetime
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,19 +74,6 @@ def test_a_part_of_joined_samples_is_as_wide_as_it_was() -> None:
     _assert_equal(trimmed(select_groups(joined, [1])), wide)
 
 
-def test_columns_of_numpy_become_plain_and_others_are_named(tmp_path: Path) -> None:
-    samples = _samples(2)
-
-    def with_column(value: object) -> Samples:
-        return replace(samples, prompts=[replace(samples.prompts[0], columns={"when": value})])
-
-    torch.save(to_plain(with_column(np.float64(0.5))), tmp_path / "samples.pt")
-    (problem,) = torch.load(tmp_path / "samples.pt", weights_only=True)["problems"]
-    assert problem["columns"] == {"when": 0.5}
-    with pytest.raises(ValueError, match=r"column 'when' of problem \d+ is a date, which no checkpoint may hold"):
-        to_plain(with_column(datetime.date(2026, 1, 1)))
-
-
 def test_fields_of_numpy_become_plain(tmp_path: Path) -> None:
     """As sources make them that read rows with NumPy, and environments that compute with it."""
     samples, noted = _samples(2), {"depth": np.int64(1), "map": np.zeros((2, 2)), "agent": object()}
@@ -94,7 +81,7 @@ def test_fields_of_numpy_become_plain(tmp_path: Path) -> None:
         samples.prompts[0],
         id=np.int64(3),  # type: ignore[arg-type]
         answer=np.str_("!"),
-        columns={"level": np.int32(2), "easy": np.bool_(True), "share": np.float32(0.5), "0-d": np.array(7)},
+        columns={"level": np.int32(2), "easy": np.bool_(True), "share": np.float64(0.5), "0-d": np.array(7)},
     )
     start = replace(EPISODE.start, reward=np.float32(0.25), info=noted)  # type: ignore[arg-type]
     given = replace(samples, prompts=[problem], episodes=[replace(EPISODE, start=start)] * 2)
@@ -107,7 +94,9 @@ def test_fields_of_numpy_become_plain(tmp_path: Path) -> None:
     assert back.episodes is not None and back.episodes[0] == replace(EPISODE, start=replace(start, info={}))
 
 
-def test_a_field_that_no_checkpoint_may_hold_is_named() -> None:
-    samples, never = _samples(2), cast(Any, datetime.date(2026, 1, 1))
-    with pytest.raises(ValueError, match=r"answer of problem \d+ is a date, which no checkpoint may hold"):
-        to_plain(replace(samples, prompts=[replace(samples.prompts[0], answer=never)]))
+@pytest.mark.parametrize(("name", "field"), [("column 'when'", "columns"), ("answer", "answer")])
+def test_what_no_checkpoint_may_hold_is_named(name: str, field: str) -> None:
+    samples, day = _samples(2), datetime.date(2026, 1, 1)
+    value: Any = {"when": day} if field == "columns" else day
+    with pytest.raises(ValueError, match=rf"{name} of problem \d+ is a date, which no checkpoint may hold"):
+        to_plain(replace(samples, prompts=[replace(samples.prompts[0], **{field: value})]))

@@ -5,12 +5,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel
 
 from grpo_pl.objective.algorithm import GRPOAlgorithm
-from grpo_pl.rewards.batch import ScoredBatch
 from grpo_pl.rollout.decoding import pad_left
-from grpo_pl.rollout.sampler import Samples
 from grpo_pl.training.experience import Experience
 from grpo_pl.types import Rollout
 from tests import gradient_step
@@ -25,19 +23,7 @@ REWARDS = [1.0, 0.0]
 
 @pytest.fixture(scope="module")
 def policy() -> PreTrainedModel:
-    config = Qwen2Config(
-        vocab_size=12,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=32,
-        initializer_range=0.4,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return Qwen2ForCausalLM(config).double()
+    return gradient_step.qwen(vocab_size=12, initializer_range=0.4).double()
 
 
 def _experience(algorithm: GRPOAlgorithm, old: list[Tensor] | None = None) -> Experience:
@@ -54,14 +40,6 @@ def _experience(algorithm: GRPOAlgorithm, old: list[Tensor] | None = None) -> Ex
         torch.tensor([values + [0] * (length - len(values)) for values in table]) for table in (rows, index, written)
     )
     action_mask = action_mask.bool()
-    lengths = action_mask.sum(dim=1).view(1, -1)
-    statistics = algorithm.advantages(
-        values=torch.tensor([[REWARDS]], dtype=torch.float64),
-        reward_weights=torch.ones(1, dtype=torch.float64),
-        lengths=lengths,
-        truncated=torch.zeros_like(lengths, dtype=torch.bool),
-        max_completion_length=LONGEST,
-    )
     rollout = Rollout(
         group_size=2,
         prompt_ids=prompt_ids,
@@ -76,23 +54,8 @@ def _experience(algorithm: GRPOAlgorithm, old: list[Tensor] | None = None) -> Ex
     before = None
     if old is not None:
         before = torch.zeros(completion_ids.shape, dtype=torch.float64).masked_scatter(action_mask, torch.cat(old))
-    return Experience(
-        samples=Samples(prompts=[], prompt_texts=[], rollout=rollout, completions=[], step=0),
-        scored=ScoredBatch(rewards=[], scores=[]),
-        attempts=0,
-        statistics=statistics,
-        lengths=lengths,
-        observed=rollout.observation_mask.sum(dim=1).view(1, -1),
-        values=torch.tensor([[REWARDS]]),
-        truncated=torch.zeros_like(lengths, dtype=torch.bool),
-        first_row=0,
-        advantages=statistics.advantages.flatten().unsqueeze(1),
-        keep=statistics.keep.flatten(),
-        active=statistics.active.flatten(),
-        old_logprobs=before,
-        ref_logprobs=None,
-        entropy_mask=None,
-    )
+    values = torch.tensor([REWARDS], dtype=torch.float64)
+    return gradient_step.experience_of(rollout, algorithm, values, longest=LONGEST, old_logprobs=before)
 
 
 def _scored(policy: PreTrainedModel, prompt: list[int], ids: list[int]) -> Tensor:
@@ -107,12 +70,6 @@ def _drawn(policy: PreTrainedModel) -> list[Tensor]:
         torch.cat([_scored(policy, prompt, ids)[torch.tensor(own).bool()] for prompt, ids, own in segments])
         for segments in SAMPLES
     ]
-
-
-def _gradient(loss: Tensor, policy: PreTrainedModel) -> Tensor:
-    found = torch.autograd.grad(loss, list(policy.parameters()), allow_unused=True)
-    pairs = zip(found, policy.parameters(), strict=True)
-    return torch.cat([torch.zeros_like(p).flatten() if g is None else g.flatten() for g, p in pairs])
 
 
 ADVANTAGE = 0.5  # 1 and 0 less their mean
@@ -138,8 +95,8 @@ def test_the_tokens_of_all_segments_are_those_of_one_sample(
     moved, result = gradient_step.moved(
         policy, _experience(algorithm), algorithm, longest=LONGEST, max_tokens=max_tokens
     )
-    expected = _gradient(surrogate, policy)
-    assert (moved - expected).norm() / expected.norm() < 1e-6
+    expected = gradient_step.gradient(surrogate, policy)
+    assert gradient_step.relative(moved, expected) < 1e-6
     assert result.losses == pytest.approx([-surrogate.item()], abs=1e-7)
     assert {int(count) for _, count in result.sums.values()} == {8}
 
@@ -160,8 +117,8 @@ def test_the_ratio_of_a_sequence_is_that_of_all_segments(policy: PreTrainedModel
     assert 1.05 < means[0] < 1.2 and means[1] < 0.95  # the second is clipped, and has no gradient
     surrogate = ADVANTAGE * (means[0] - 0.95) / 2
     moved, result = gradient_step.moved(policy, _experience(algorithm, old), algorithm, longest=LONGEST)
-    expected = _gradient(surrogate, policy)
-    assert (moved - expected).norm() / expected.norm() < 1e-6
+    expected = gradient_step.gradient(surrogate, policy)
+    assert gradient_step.relative(moved, expected) < 1e-6
     assert result.losses == pytest.approx([-surrogate.item()], abs=1e-6)
 
 

@@ -1,6 +1,5 @@
 """The policy with more in its prompt scores its own samples; it is its start, itself as it is, or an average."""
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +8,6 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo_pl.distributed.collective import Collective
 from grpo_pl.functional.divergence import divergence
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.dialogue import Dialogue
@@ -19,12 +17,11 @@ from grpo_pl.rewards import ExactReward
 from grpo_pl.rewards.base import Reward, Score
 from grpo_pl.rewards.batch import ScoredBatch
 from grpo_pl.training.experience import Experience
-from grpo_pl.training.microbatches import TokenBudget
-from grpo_pl.training.optimization import Optimization
 from grpo_pl.training.self_teacher import SelfTeacher, siblings
-from grpo_pl.training.update import PolicyUpdate
 from grpo_pl.types import Problem, PromptBatch
+from tests import gradient_step
 
+Make, Teach = Callable[..., Experience], Callable[..., SelfTeacher]
 TEXTS = {1: ["7", "77", "712345"], 2: ["55", "5", "555"]}
 BATCH = PromptBatch(
     step=0,
@@ -59,7 +56,7 @@ class Telling(Reward):
 
 
 @pytest.fixture
-def teach(tokenizer: PreTrainedTokenizerBase, tiny_policy: PreTrainedModel) -> Callable[..., SelfTeacher]:
+def teach(tokenizer: PreTrainedTokenizerBase, tiny_policy: PreTrainedModel) -> Teach:
     def made(*texts: str, weights: Any = "live", rate: float = 0.25) -> SelfTeacher:
         dialogue = Dialogue(template=PromptTemplate(), tokenizer=tokenizer)
         text = PrivilegedText(user="{question}|{privileged}|", texts=list(texts))
@@ -69,7 +66,7 @@ def teach(tokenizer: PreTrainedTokenizerBase, tiny_policy: PreTrainedModel) -> C
 
 
 @pytest.fixture
-def make(make_experience: Callable[..., Experience]) -> Callable[..., Experience]:
+def make(make_experience: Make) -> Make:
     given = {"batch": BATCH, "rewards": [Telling(correctness=True)], "max_completion_length": 6}
     return lambda algorithm, **more: make_experience(TEXTS, algorithm=algorithm, **{**given, **more})
 
@@ -91,11 +88,7 @@ def _logits(model: PreTrainedModel, prompt: Sequence[int], completion: torch.Ten
 
 @pytest.mark.parametrize("text", ASKED)
 def test_each_row_is_scored_behind_its_own_privileged_prompt(
-    make: Callable[..., Experience],
-    teach: Callable[..., SelfTeacher],
-    tokenizer: PreTrainedTokenizerBase,
-    tiny_policy: PreTrainedModel,
-    text: str,
+    make: Make, teach: Teach, tokenizer: PreTrainedTokenizerBase, tiny_policy: PreTrainedModel, text: str
 ) -> None:
     experience = make(TOKEN, teachers=teach(text), max_tokens=40)
     scores = experience.teacher
@@ -112,13 +105,10 @@ def test_each_row_is_scored_behind_its_own_privileged_prompt(
 
 
 def test_a_step_is_one_on_the_whole_distributions_of_both_prompts(
-    make: Callable[..., Experience],
-    teach: Callable[..., SelfTeacher],
-    tokenizer: PreTrainedTokenizerBase,
-    tiny_policy: PreTrainedModel,
+    make: Make, teach: Teach, tokenizer: PreTrainedTokenizerBase, tiny_policy: PreTrainedModel
 ) -> None:
     experience = make(WHOLE, teachers=teach("{right}"))
-    rollout, expected, ours = experience.rollout, copy.deepcopy(tiny_policy), copy.deepcopy(tiny_policy)
+    rollout = experience.rollout
     total, tokens = torch.zeros(()), int(rollout.completion_mask.sum())
     for row, asked in enumerate(ASKED["{right}"]):
         ids = rollout.completion_ids[row][rollout.completion_mask[row]]
@@ -126,32 +116,17 @@ def test_a_step_is_one_on_the_whole_distributions_of_both_prompts(
             with torch.no_grad():
                 target = _logits(tiny_policy, tokenizer(asked).input_ids, ids).log_softmax(-1)
             prompt = rollout.prompt_ids[row][rollout.prompt_mask[row]].tolist()
-            own = _logits(expected, prompt, ids).log_softmax(-1)
+            own = _logits(tiny_policy, prompt, ids).log_softmax(-1)
             total = total + divergence(own, target, mix=0.3).sum()
-    (total / tokens).backward()
-    gradient = torch.cat([p.grad.flatten() for p in expected.parameters() if p.grad is not None])
-    update = PolicyUpdate(
-        algorithm=WHOLE,
-        optimization=Optimization(max_grad_norm=0.0),
-        temperature=1.0,
-        max_completion_length=6,
-        budget=TokenBudget(configured=30),
-        seed=0,
-        collective=Collective(),
-        report=lambda *_: None,
-    )
-    optimizer = torch.optim.SGD(ours.parameters(), lr=1.0)
-    result = update.run(ours, optimizer, experience, lambda loss, _: loss.backward())
-    moved = torch.cat([(b - a).flatten() for a, b in zip(tiny_policy.parameters(), ours.parameters(), strict=True)])
-    assert ((moved + gradient).norm() / gradient.norm()).item() < 1e-5
+    gradient = gradient_step.gradient(total / tokens, tiny_policy)
+    moved, result = gradient_step.moved(tiny_policy, experience, WHOLE, longest=6, max_tokens=30)
+    assert gradient_step.relative(-moved, gradient) < 1e-5
     assert result.losses == pytest.approx([(total / tokens).item()], rel=1e-5)
     rows = rollout.completion_mask[[each is not None for each in ASKED["{right}"]]]
     assert [float(x) for x in result.sums["teacher/taught"]] == [float(rows.sum()), tokens]
 
 
-def test_the_average_follows_the_policy_and_the_start_does_not(
-    teach: Callable[..., SelfTeacher], tiny_policy: PreTrainedModel
-) -> None:
+def test_the_average_follows_the_policy_and_the_start_does_not(teach: Teach, tiny_policy: PreTrainedModel) -> None:
     average, start, live = (teach("{answer}", weights=weights) for weights in ("average", "start", "live"))
     before = [p.detach().clone() for p in tiny_policy.parameters()]
     with torch.no_grad():
@@ -184,8 +159,6 @@ def test_siblings_are_the_first_other_right_one_and_a_better_one() -> None:
     assert siblings(scored, 4) == expected
 
 
-def test_a_prompt_with_its_text_that_is_longer_than_the_context_is_refused(
-    make: Callable[..., Experience], teach: Callable[..., SelfTeacher]
-) -> None:
+def test_a_prompt_with_its_text_that_is_longer_than_the_context_is_refused(make: Make, teach: Teach) -> None:
     with pytest.raises(ValueError, match=r"has \d+ tokens, and the model's context 48: shorten model.privileged.texts"):
         make(TOKEN, teachers=teach("{answer}" + "x" * 50))

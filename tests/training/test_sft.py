@@ -12,9 +12,9 @@ from grpo_pl.data.sources import PromptSource
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.policy.template import PromptTemplate
-from grpo_pl.training import sft_checkpoint
+from grpo_pl.training import sft
 from grpo_pl.training.cold_start import ColdStart
-from grpo_pl.training.sft_checkpoint import SFTCheckpoint
+from grpo_pl.training.sft import SFTCheckpoint
 from tests.conftest import TINY_POLICY
 
 POLICY = PolicyConfig(from_scratch=TINY_POLICY)
@@ -27,8 +27,8 @@ class Killed(BaseException):
 
 @pytest.fixture(autouse=True)
 def each_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sft_checkpoint, "SAVE_EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(sft_checkpoint, "LARGEST_SHARE", float("inf"))
+    monkeypatch.setattr(sft, "SAVE_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(sft, "LARGEST_SHARE", float("inf"))
 
 
 def _weights(start: ColdStart, cache: Path, *, killed_at: tuple[int, ...] = ()) -> tuple[bytes, list[int]]:
@@ -81,8 +81,8 @@ def test_a_checkpoint_that_cannot_be_read_begins_again(tmp_path: Path) -> None:
 
 def test_checkpoints_are_written_at_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(sft_checkpoint, "SAVE_EVERY_SECONDS", 60.0)
-    monkeypatch.setattr(sft_checkpoint.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(sft, "SAVE_EVERY_SECONDS", 60.0)
+    monkeypatch.setattr(sft.time, "monotonic", lambda: now[0])
     model: Any = torch.nn.Linear(1, 1)
     checkpoint, written = SFTCheckpoint(tmp_path / "c.ckpt"), []
     for second in range(0, 200, 20):

@@ -22,6 +22,7 @@ from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.optimization import Optimization
 from grpo_pl.types import SamplingParams
 from tests.conftest import TINY_POLICY
+from tests.training.test_lightning_module import QUIET
 
 
 @dataclass(kw_only=True)
@@ -100,16 +101,15 @@ def _fit(
         **{"strategy_checked": True, "algorithm": GRPOAlgorithm(group_size=4, beta=0.0), **fields},
     )
     data = RolloutDataModule(source or ArithmeticPrompts(digits=1), steps=steps, prompts_per_step=4)
-    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    more: dict[str, Any] = {"limit_val_batches": 0, "inference_mode": False, "max_epochs": 1}
     resumed = checkpoint if checkpoint is not None and checkpoint.exists() else None
 
     def save(trainer: Trainer, module: Any, outputs: Any, batch: Any, index: int) -> None:
         if checkpoint is not None and index == 1:
             trainer.save_checkpoint(checkpoint)
 
-    more["callbacks"] = [] if resumed else [LambdaCallback(on_train_batch_end=save)]
-    Trainer(accelerator="cpu", strategy=strategy, **quiet, **more).fit(module, data, ckpt_path=resumed)
+    callbacks = [] if resumed else [LambdaCallback(on_train_batch_end=save)]
+    trainer = Trainer(**QUIET, strategy=strategy, limit_val_batches=0, max_epochs=1, callbacks=callbacks)
+    trainer.fit(module, data, ckpt_path=resumed)
     return module
 
 

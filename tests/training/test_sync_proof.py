@@ -126,16 +126,3 @@ def test_an_engine_that_dies_twice_in_a_rollout_ends_the_run_with_its_last_lines
     assert outcome.status == 1
     assert "exit status 134" in outcome.err and "std::bad_alloc" in outcome.err
     assert "Traceback" not in outcome.err
-
-
-def test_a_resumed_run_pushes_the_weights_of_its_checkpoint(
-    command_line: Any, in_child: Path, read_metrics: ReadMetrics
-) -> None:
-    checkpoint = in_child / "checkpoints/rollout-000002.ckpt"
-    resumed = command_line("fit", f"--config={in_child / 'config.yaml'}", f"--ckpt_path={checkpoint}", "--name=resumed")
-    assert resumed.status == 0, resumed.err
-    last = [
-        next(row for row in read_metrics(run / "metrics.csv") if row["step"] == "3" and "reward" in row)
-        for run in (in_child, command_line.runs / "resumed")
-    ]
-    assert last[0] == last[1] and "sampling/sync_error" in last[0]

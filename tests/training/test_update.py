@@ -15,19 +15,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import BloomConfig, BloomForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import BloomConfig, BloomForCausalLM, PreTrainedModel
 
-from grpo_pl.distributed.collective import Collective
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy import logprobs as scoring
-from grpo_pl.rewards.batch import ScoredBatch
 from grpo_pl.rollout.decoding import pad_left
-from grpo_pl.rollout.sampler import Samples
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.microbatches import TokenBudget
-from grpo_pl.training.optimization import Optimization
-from grpo_pl.training.update import PolicyUpdate, UpdateResult
+from grpo_pl.training.update import UpdateResult
 from grpo_pl.types import Rollout
+from tests import gradient_step
+from tests.gradient_step import relative, weights
 
 ROOT = Path(__file__).parents[2]
 PAD, LIMIT, GROUP = 0, 8, 4
@@ -38,19 +36,7 @@ PLAIN = GRPOAlgorithm(group_size=GROUP, beta=0.0)
 
 
 def _model(seed: int) -> PreTrainedModel:
-    config = Qwen2Config(
-        vocab_size=19,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=32,
-        initializer_range=0.4,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return Qwen2ForCausalLM(config).double()
+    return gradient_step.qwen(seed, vocab_size=19, initializer_range=0.4).double()
 
 
 @pytest.fixture(scope="module")
@@ -89,20 +75,11 @@ def _experience(
 ) -> Experience:
     """``written`` makes of (B, T) positions which of the tokens there the policy wrote."""
     rows = [_rows()[g * GROUP + i] for g in groups for i in range(GROUP)]
-    values = torch.tensor([REWARDS[g] for g in groups], dtype=torch.float64).unsqueeze(0)
+    values = torch.tensor([REWARDS[g] for g in groups], dtype=torch.float64)
     prompt_ids, prompt_mask = pad_left([prompt for prompt, _ in rows], PAD)
     flipped, flipped_mask = pad_left([completion[::-1] for _, completion in rows], PAD)
     completion_mask = flipped_mask.flip(1)
     action_mask = completion_mask & written(torch.arange(flipped.shape[1]).expand(flipped.shape)).bool()
-    lengths = action_mask.sum(1).view(-1, GROUP)
-    truncated = lengths == LIMIT
-    statistics = algorithm.advantages(
-        values=values,
-        reward_weights=torch.ones(1, dtype=torch.float64),
-        lengths=lengths,
-        truncated=truncated,
-        max_completion_length=LIMIT,
-    )
     rollout = Rollout(
         group_size=GROUP,
         prompt_ids=prompt_ids,
@@ -113,21 +90,9 @@ def _experience(
         sampling_logprobs=torch.zeros(len(rows), flipped.shape[1]),
         finish_reasons=["stop"] * len(rows),
     )
-    return Experience(
-        samples=Samples(prompts=[], prompt_texts=[], rollout=rollout, completions=[], step=5),
-        scored=ScoredBatch(rewards=[], scores=[]),
-        attempts=0,
-        statistics=statistics,
-        lengths=lengths,
-        values=values,
-        truncated=truncated,
-        first_row=0,
-        advantages=statistics.advantages.flatten().unsqueeze(1),
-        keep=statistics.keep.flatten(),
-        active=statistics.active.flatten(),
-        old_logprobs=_table(old, rows) if old is not None else None,
-        ref_logprobs=_table(reference, rows) if reference is not None else None,
-        entropy_mask=None,
+    old_logprobs, ref_logprobs = (None if model is None else _table(model, rows) for model in (old, reference))
+    return gradient_step.experience_of(
+        rollout, algorithm, values, longest=LIMIT, step=5, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs
     )
 
 
@@ -146,42 +111,15 @@ def _logprobs(model: PreTrainedModel, prompt: list[int], completion: list[int]) 
 
 
 def _run(
-    model: PreTrainedModel,
-    experience: Experience,
-    algorithm: GRPOAlgorithm = PLAIN,
-    *,
-    max_tokens: int = 1000,
-    optimizer: torch.optim.Optimizer | None = None,
-    backward: Callable[[Tensor, bool], None] = lambda loss, last: loss.backward(),
-    max_grad_norm: float = 0.0,
+    model: PreTrainedModel, experience: Experience, algorithm: GRPOAlgorithm = PLAIN, **options: Any
 ) -> UpdateResult:
-    update = PolicyUpdate(
-        algorithm=algorithm,
-        optimization=Optimization(max_grad_norm=max_grad_norm),
-        temperature=1.0,
-        max_completion_length=LIMIT,
-        budget=TokenBudget(configured=max_tokens),
-        seed=0,
-        collective=Collective(),
-        report=lambda *_: None,
-    )
-    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=1.0)
-    return update.run(model, optimizer, experience, backward)
+    return gradient_step.update(model, experience, algorithm, longest=LIMIT, **options)
 
 
-def _weights(model: PreTrainedModel) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
-def _step(start: PreTrainedModel, experience: Experience, *args: Any, **kwargs: Any) -> tuple[Tensor, UpdateResult]:
-    """How far one update with plain gradient descent moves the weights: minus the gradient at rate 1."""
-    model = copy.deepcopy(start)
-    result = _run(model, experience, *args, **kwargs)
-    return _weights(model) - _weights(start), result
-
-
-def _relative(a: Tensor, b: Tensor) -> float:
-    return ((a - b).norm() / b.norm()).item()
+def _step(
+    start: PreTrainedModel, experience: Experience, algorithm: GRPOAlgorithm = PLAIN, **options: Any
+) -> tuple[Tensor, UpdateResult]:
+    return gradient_step.moved(start, experience, algorithm, longest=LIMIT, **options)
 
 
 def _naive_loss(
@@ -215,11 +153,9 @@ def _naive_loss(
 
 
 def test_gradient_and_its_norm_are_those_of_the_naive_loss(start: PreTrainedModel) -> None:
-    model = copy.deepcopy(start)
-    _naive_loss(model, PLAIN, old=start).backward()
-    gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+    gradient = gradient_step.gradient(_naive_loss(start, PLAIN, old=start), start)
     move, result = _step(start, _experience())
-    assert _relative(-move, gradient) < 1e-6  # token weights and advantages pass through float32
+    assert relative(-move, gradient) < 1e-6  # token weights and advantages pass through float32
     assert result.grad_norms == pytest.approx([gradient.norm().item()], rel=1e-6)
 
 
@@ -236,7 +172,7 @@ def test_two_passes_with_clipping_and_kl_are_two_steps_on_the_naive_loss(start: 
     ours = copy.deepcopy(start)
     experience = _experience(algorithm, old=start, reference=reference)
     result = _run(ours, experience, algorithm, optimizer=torch.optim.SGD(ours.parameters(), lr=0.05))
-    assert _relative(_weights(ours) - _weights(start), _weights(model) - _weights(start)) < 1e-6
+    assert relative(weights(ours) - weights(start), weights(model) - weights(start)) < 1e-6
     assert result.losses == pytest.approx(losses, rel=1e-6)
     clipped, tokens = result.sums["clip_ratio/region_mean"]
     assert 0 < clipped < tokens  # the clip took part
@@ -256,10 +192,8 @@ def test_observations_have_no_part_in_the_loss_nor_in_any_of_its_figures(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.05)  # the policy has moved since: ratios are not 1
-    moved = copy.deepcopy(model)
     loss = _naive_loss(model, algorithm, start, reference, _own)
-    loss.backward()
-    gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+    gradient = gradient_step.gradient(loss, model)
     once = replace(algorithm, num_iterations=1)
     experience = _experience(once, old=start, reference=reference, written=_own)
     experience = replace(
@@ -267,8 +201,8 @@ def test_observations_have_no_part_in_the_loss_nor_in_any_of_its_figures(
         old_logprobs=experience.old_logprobs.masked_fill(~experience.rollout.action_mask, torch.nan),
         ref_logprobs=experience.ref_logprobs.masked_fill(~experience.rollout.action_mask, torch.nan),
     )
-    move, result = _step(moved, experience, once, max_tokens=max_tokens)
-    assert _relative(-move, gradient) < 1e-6
+    move, result = _step(model, experience, once, max_tokens=max_tokens)
+    assert relative(-move, gradient) < 1e-6
     assert result.losses == pytest.approx([loss.item()], rel=1e-6)
     tokens = sum(length - length // 3 for i, length in enumerate(LENGTHS) if i != 11)  # one has no reward
     assert {count.item() for _, count in result.sums.values()} == {tokens}
@@ -291,7 +225,7 @@ def test_micro_batches_do_not_change_the_gradient(start: PreTrainedModel, aggreg
     algorithm = replace(PLAIN, aggregation=aggregation)
     whole, result = _step(start, _experience(algorithm), algorithm)
     split, split_result = _step(start, _experience(algorithm), algorithm, max_tokens=max_tokens)
-    assert _relative(split, whole) < 1e-10
+    assert relative(split, whole) < 1e-10
     assert split_result.losses == pytest.approx(result.losses, rel=1e-10)
     assert {k: v[0].item() for k, v in split_result.sums.items()} == pytest.approx(
         {k: v[0].item() for k, v in result.sums.items()}, rel=1e-10
@@ -306,15 +240,15 @@ def test_micro_batches_do_not_change_the_weights_after_several_adam_steps(start:
         model = copy.deepcopy(start)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         _run(model, experience, algorithm, optimizer=optimizer, max_tokens=size, max_grad_norm=0.5)
-        ends.append(_weights(model))
+        ends.append(weights(model))
     for end in ends[1:]:
-        assert _relative(end, ends[0]) < 1e-10
+        assert relative(end, ends[0]) < 1e-10
 
 
 def test_the_order_of_the_groups_does_not_change_the_gradient(start: PreTrainedModel) -> None:
     move, _ = _step(start, _experience())
     permuted, _ = _step(start, _experience(groups=(2, 0, 1)))
-    assert _relative(permuted, move) < 1e-10
+    assert relative(permuted, move) < 1e-10
 
 
 def test_rows_with_zero_advantage_are_not_forwarded_and_the_gradient_stays(
@@ -329,7 +263,7 @@ def test_rows_with_zero_advantage_are_not_forwarded_and_the_gradient_stays(
         _run(model, _experience(algorithm), algorithm, max_tokens=30)
         forwarded[skip] = len(counts)
         moves.append(_step(start, _experience(algorithm), algorithm, max_tokens=30)[0])
-    assert _relative(moves[0], moves[1]) < 1e-10
+    assert relative(moves[0], moves[1]) < 1e-10
     assert forwarded == {True: 7, False: 11}  # of 12, one has no reward and four an advantage of 0
 
 
@@ -421,7 +355,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(start: PreTrainedModel
         next(model.parameters()).register_hook(lambda gradient: gradient * torch.inf)
     result = _run(model, experience, optimizer=optimizer)
     assert result.skipped == 1
-    assert torch.equal(_weights(model), _weights(start))
+    assert torch.equal(weights(model), weights(start))
     assert not optimizer.state  # its moments have not seen the bad gradient
     assert all(p.grad is None for p in model.parameters())
 
@@ -437,8 +371,8 @@ def test_a_skipped_step_does_not_stop_the_next(start: PreTrainedModel) -> None:
         backward=lambda loss, last: (loss * next(passes)).backward(),
     )
     assert (result.skipped, len(result.losses)) == (1, 3)
-    assert _weights(model).isfinite().all()
-    assert not torch.equal(_weights(model), _weights(start))
+    assert weights(model).isfinite().all()
+    assert not torch.equal(weights(model), weights(start))
 
 
 def _address_space() -> int:
@@ -449,18 +383,10 @@ def _address_space() -> int:
 def _large_update(headroom: int, file: Path) -> None:
     """Saves the weights' move in an update of 12 long completions, with so many bytes of memory left or as many as it
     likes (0); and its budget."""
-    config = Qwen2Config(
-        vocab_size=19,
-        hidden_size=64,
-        intermediate_size=1024,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=1024,
+    model = gradient_step.qwen(
+        vocab_size=19, hidden_size=64, intermediate_size=1024, num_hidden_layers=4, max_position_embeddings=1024
     )
-    torch.manual_seed(0)
-    model = Qwen2ForCausalLM(config)
-    start = _weights(model)
+    start = weights(model)
     small = _experience()
     longer = replace(
         small.rollout,
@@ -475,20 +401,8 @@ def _large_update(headroom: int, file: Path) -> None:
         ctypes.CDLL(None).mallopt(-3, 65536)  # M_MMAP_THRESHOLD: what is freed goes back to the system at once
         resource.setrlimit(resource.RLIMIT_AS, (_address_space() + headroom, resource.RLIM_INFINITY))
     budget = TokenBudget(configured=10_000)
-    update = PolicyUpdate(
-        algorithm=PLAIN,
-        optimization=Optimization(max_grad_norm=0.0),
-        temperature=1.0,
-        max_completion_length=64 * LIMIT,
-        budget=budget,
-        seed=0,
-        collective=Collective(),
-        report=lambda *_: None,
-    )
-    result = update.run(
-        model, torch.optim.SGD(model.parameters(), lr=1.0), experience, lambda loss, last: loss.backward()
-    )
-    torch.save({"tokens": budget.tokens, "move": _weights(model) - start, "losses": result.losses}, file)
+    result = gradient_step.update(model, experience, PLAIN, longest=64 * LIMIT, budget=budget)
+    torch.save({"tokens": budget.tokens, "move": weights(model) - start, "losses": result.losses}, file)
 
 
 @pytest.mark.slow
@@ -499,7 +413,7 @@ def test_an_update_that_runs_out_of_memory_goes_on_with_half_and_loses_nothing(t
     subprocess.run(command, check=True, timeout=200, env={**os.environ, "PYTHONPATH": str(ROOT)})
     whole, limited = torch.load(tmp_path / "whole.pt"), torch.load(tmp_path / "limited.pt")
     assert whole["tokens"] == 10_000 and limited["tokens"] < 5_000
-    assert _relative(limited["move"], whole["move"]) < 1e-5
+    assert relative(limited["move"], whole["move"]) < 1e-5
     assert limited["losses"] == pytest.approx(whole["losses"], abs=1e-6)
 
 
