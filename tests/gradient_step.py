@@ -2,7 +2,7 @@
 by their gradients."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.rewards.batch import ScoredBatch
+from grpo_pl.rollout.decoding import pad_left
 from grpo_pl.rollout.sampler import Samples
 from grpo_pl.training.demonstrated import Demonstrated
 from grpo_pl.training.experience import Experience
@@ -35,6 +36,23 @@ def qwen(seed: int = 0, **shape: Any) -> PreTrainedModel:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return Qwen2ForCausalLM(Qwen2Config(**{**SHAPE, **shape}))
+
+
+def rollout_of(
+    prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], group_size: int | None = None
+) -> Rollout:
+    """Rows that ended by themselves, of one group unless told otherwise; 0 is the padding."""
+    prompt_ids, prompt_mask = pad_left(prompts, 0)
+    flipped, mask = pad_left([row[::-1] for row in completions], 0)
+    return Rollout(
+        group_size=group_size or len(prompts),
+        prompt_ids=prompt_ids,
+        prompt_mask=prompt_mask,
+        completion_ids=flipped.flip(1),
+        completion_mask=mask.flip(1),
+        sampling_logprobs=torch.zeros(mask.shape),
+        finish_reasons=["stop"] * len(prompts),
+    )
 
 
 def experience_of(

@@ -44,10 +44,16 @@ class ScoringModels:
             )
 
     @property
-    def copies(self) -> list[PreTrainedModel]:
-        """The copies of the policy; with adapters the policy itself may be among them."""
-        found = [each.model for each in (self.reference, self.self_teacher) if each is not None]
-        return [model for model in found if model is not None]
+    def _of_policy(self) -> dict[str, Reference | SelfTeacher]:
+        """What is made of the policy, by its name in checkpoints."""
+        made = {"reference": self.reference, "self_teacher": self.self_teacher}
+        return {name: each for name, each in made.items() if each is not None}
+
+    @property
+    def _whole(self) -> list[PreTrainedModel]:
+        """Copies that are not sharded; with adapters the policy itself may be among them."""
+        models = [each.model for each in self._of_policy.values()]
+        return [model for model in models if model is not None and not is_sharded(model)]
 
     @property
     def teacher(self) -> Teachers | SelfTeacher | None:
@@ -56,34 +62,27 @@ class ScoringModels:
 
     def shard(self, sharding: Sharding) -> None:
         """Shards the copies that are whole."""
-        for model in self.copies:
-            if not is_sharded(model):
-                shard(model, sharding)
+        for model in self._whole:
+            shard(model, sharding)
 
     def move_to(self, device: torch.device, dtype: torch.dtype) -> None:
         """Moves the copies that are whole to the policy's device and type, which ``trainer.precision`` may change."""
-        for model in self.copies:
-            if not is_sharded(model):
-                model.to(device)
-                if model.dtype != dtype:
-                    model.to(dtype)
+        for model in self._whole:
+            model.to(device)
+            if model.dtype != dtype:
+                model.to(dtype)
 
     def renew(self, policy: PreTrainedModel, rollout: int) -> None:
         """Brings reference and average up to date before a rollout, where that is due."""
-        for each in (self.reference, self.self_teacher):
-            if each is not None:
-                each.renew(policy, rollout)
+        for each in self._of_policy.values():
+            each.renew(policy, rollout)
 
     def state_dict(self) -> dict[str, Any]:
         """Entries of a checkpoint. Every process must call it; the first one gets the weights."""
-        return {
-            "reference": {} if self.reference is None else self.reference.state_dict(),
-            "self_teacher": {} if self.self_teacher is None else self.self_teacher.state_dict(),
-        }
+        none: dict[str, Any] = {"reference": {}, "self_teacher": {}}
+        return none | {name: each.state_dict() for name, each in self._of_policy.items()}
 
     def load_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Takes the entries of a checkpoint."""
-        if self.reference is not None:
-            self.reference.load_state_dict(checkpoint.get("reference") or {})
-        if self.self_teacher is not None:
-            self.self_teacher.load_state_dict(checkpoint.get("self_teacher") or {})
+        for name, each in self._of_policy.items():
+            each.load_state_dict(checkpoint.get(name) or {})

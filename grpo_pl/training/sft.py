@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from grpo_pl.data.demonstrations import Demonstration
 from grpo_pl.files.checkpoints import CheckpointError, read_file, save_tensors
@@ -192,10 +193,10 @@ def demonstration_logprobs(
     """log π of the tokens of completions, and a mask of those that the policy is to write; both (B, T)."""
     device = model.device
     prompt_ids, prompt_mask = pad_left([each.prompt for each in batch], pad_token_id)  # (B, S)
-    flipped_ids, flipped_mask = pad_left([each.completion[::-1] for each in batch], pad_token_id)
-    completion_ids, completion_mask = flipped_ids.flip(1).to(device), flipped_mask.flip(1).to(device)  # (B, T)
-    flipped_written, _ = pad_left([[int(own) for own in each.written[::-1]] for each in batch], 0)
-    written = flipped_written.flip(1).bool().to(device)  # (B, T)
+    ids, own = [torch.tensor(each.completion) for each in batch], [torch.tensor(each.written) for each in batch]
+    completion_ids = pad_sequence(ids, batch_first=True, padding_value=pad_token_id).to(device)  # (B, T)
+    completion_mask = pad_sequence([torch.ones_like(row, dtype=torch.bool) for row in ids], batch_first=True).to(device)
+    written = pad_sequence(own, batch_first=True).to(device)  # (B, T) bool
     logprobs, _ = completion_logprobs(
         model,
         prompt_ids=prompt_ids.to(device),

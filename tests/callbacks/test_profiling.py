@@ -20,9 +20,7 @@ from grpo_pl.callbacks.profiling import (
     multiplied_parameters,
     work_of,
 )
-from grpo_pl.rollout.decoding import pad_left
-from grpo_pl.types import Rollout
-from tests.gradient_step import qwen
+from tests.gradient_step import qwen, rollout_of
 
 
 def _policy(*, tied: bool) -> PreTrainedModel:
@@ -38,17 +36,7 @@ def test_only_matrices_of_products_count_and_the_head_once(tied: bool) -> None:
 
 
 def test_the_work_of_a_step_counts_prompts_once_and_active_rows_only() -> None:
-    prompt_ids, prompt_mask = pad_left([[5] * 3, [5] * 3, [6] * 4, [6] * 4], 0)
-    mask = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0], [1, 1, 0]], dtype=torch.bool)
-    rollout = Rollout(
-        group_size=2,
-        prompt_ids=prompt_ids,
-        prompt_mask=prompt_mask,
-        completion_ids=mask.long(),
-        completion_mask=mask,
-        sampling_logprobs=torch.zeros(4, 3),
-        finish_reasons=["stop"] * 4,
-    )
+    rollout = rollout_of([[5] * 3, [5] * 3, [6] * 4, [6] * 4], [[1] * n for n in (2, 3, 1, 2)], group_size=2)
     experience: Any = SimpleNamespace(rollout=rollout, active=torch.tensor([True, False, False, False]))
     work = work_of(experience, passes=2)
     assert work == Work(decoding=Counter({3: 1, 1: 1}), prefilled=7, updated=2 * (2 + 3))  # of (4, 3, 1) rows

@@ -18,6 +18,7 @@ from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.rewards import LengthReward, ModelReward
 from grpo_pl.training.optimization import TrainingDiverged
 from grpo_pl.training.reward_model import RewardModelModule, load_classifier, pair_scores, save_classifier
+from tests.training.runs import resumed
 from tests.training.test_reward_model import SHAPE
 
 JUDGE = {
@@ -53,16 +54,12 @@ def test_a_resumed_run_renews_as_one_that_was_not_interrupted(
     config = _config(command_line, reward_model)
     command_line.done("fit", "--config", config)
     run = command_line.runs / "renewed"
-    whole = [row for row in read_metrics(run / "metrics.csv") if "loss" in row]
+    rest, whole = resumed(command_line, read_metrics, run)
     assert all(float(row["reward_model/pairs"]) > 0 for row in whole)
     assert {"reward_model/agreement", "reward_model/agreement_low", "reward_model/loss"} <= whole[0].keys()
     before, after = (load_file(folder / "model.safetensors") for folder in (reward_model, run / "reward_model"))
     assert not torch.equal(before["score.weight"], after["score.weight"])
-    checkpoint = run / "checkpoints" / "rollout-000002.ckpt"
-    assert command_line("fit", "--config", config, "--ckpt_path", checkpoint, "--name=rest").status == 0
-    rest = [row for row in read_metrics(command_line.runs / "rest" / "metrics.csv") if "loss" in row]
-    assert rest == whole[2:]
-    again = load_file(command_line.runs / "rest" / "reward_model" / "model.safetensors")
+    again = load_file(rest / "reward_model" / "model.safetensors")
     assert all(torch.equal(after[name], again[name]) for name in after)
     # a validation scores with the weights of its checkpoint
     output = command_line.folder / "validated.json"

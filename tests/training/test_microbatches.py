@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.functional.native import SWITCH
-from grpo_pl.rollout.decoding import pad_left
 from grpo_pl.training.microbatches import (
     MOST_TOKENS,
     OutOfMemory,
@@ -21,23 +20,13 @@ from grpo_pl.training.microbatches import (
     saved_bytes_per_token,
 )
 from grpo_pl.types import Rollout
-from tests.gradient_step import qwen
+from tests.gradient_step import qwen, rollout_of
 from tests.kernels import in_c
 
 
 def _rollout(prompts: list[int], lengths: list[int]) -> Rollout:
     """Prompts and completions of these lengths; equal neighbours in ``prompts`` are the same prompt."""
-    prompt_ids, prompt_mask = pad_left([[n] * n for n in prompts], 0)
-    flipped, flipped_mask = pad_left([[1] * n for n in lengths], 0)
-    return Rollout(
-        group_size=len(prompts),
-        prompt_ids=prompt_ids,
-        prompt_mask=prompt_mask,
-        completion_ids=flipped.flip(1),
-        completion_mask=flipped_mask.flip(1),
-        sampling_logprobs=torch.zeros(len(lengths), flipped.shape[1]),
-        finish_reasons=["stop"] * len(lengths),
-    )
+    return rollout_of([[n] * n for n in prompts], [[1] * n for n in lengths])
 
 
 ROLLOUT = _rollout([3, 3, 3, 5, 5, 5], [4, 1, 6, 2, 2, 8])

@@ -10,6 +10,7 @@ from torch.nn import Parameter
 
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.training.optimization import EntropyControl, Optimization, applied_coefficient, next_coefficient
+from tests.training.runs import resumed
 
 HALF = math.sqrt(0.5)
 
@@ -145,10 +146,6 @@ def test_the_gradient_of_the_bonus_is_the_weight_times_that_of_the_entropy() -> 
 def test_a_run_follows_its_target_and_a_resumed_one_goes_on(command_line: Any, read_metrics: Any) -> None:
     objective = {"group_size": 4, "beta": 0.0, "entropy_target": 50.0, "entropy_coef_step": 0.01}
     config = command_line.config("held", model__algorithm=objective)
-    assert command_line("fit", "--config", config).status == 0
-    whole = [row for row in read_metrics(command_line.runs / "held" / "metrics.csv") if "loss" in row]
+    command_line.done("fit", "--config", config)
+    _, whole = resumed(command_line, read_metrics, command_line.runs / "held")
     assert [float(row["entropy_coef"]) for row in whole] == pytest.approx([0.01, 0.02, 0.03, 0.04])  # far below it
-    checkpoint = command_line.runs / "held" / "checkpoints" / "rollout-000002.ckpt"
-    assert command_line("fit", "--config", config, "--ckpt_path", checkpoint, "--name=rest").status == 0
-    rest = [row for row in read_metrics(command_line.runs / "rest" / "metrics.csv") if "loss" in row]
-    assert rest == whole[2:]

@@ -26,9 +26,9 @@ from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.prefetch import PrefetchedRollouts
 from grpo_pl.training.sync_proof import OutOfSync, SyncProof
 from grpo_pl.types import SamplingParams
+from tests.training.runs import ReadMetrics, assert_same_end, resumed, steps_of
 
 pytestmark = pytest.mark.usefixtures("forked")
-ReadMetrics = Callable[..., list[dict[str, str]]]
 STEPS = 5
 PLAYED = Path(__file__).parents[1] / "plugins/down.yaml"
 OVERLAY = Path(__file__).parents[2] / "configs/engine/pipelined.yaml"
@@ -39,21 +39,6 @@ def _fit(command_line: Any, name: str, *options: str, staleness: int = 2, engine
     changes = {} if engine is None else {"model__engine": {"class_path": engine}}
     config = command_line.config(name, **SHORT, data__staleness=staleness, **changes)
     return command_line("fit", "--config", config, *options)
-
-
-def _steps(rows: list[dict[str, str]]) -> list[dict[str, str]]:
-    return [row for row in rows if "reward" in row]
-
-
-def _weights(run: Path) -> dict[str, torch.Tensor]:
-    state = torch.load(run / f"checkpoints/rollout-{STEPS:06d}.ckpt", weights_only=True)
-    return dict(state["state_dict"])
-
-
-def _assert_same_end(one: Path, other: Path) -> None:
-    ours, theirs = _weights(one), _weights(other)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +57,7 @@ def test_each_rollout_is_from_the_weights_of_its_launch(
     if staleness == 1:
         assert _fit(command_line, "one", f"--config={OVERLAY}", staleness=0).status == 0
         run = command_line.runs / "one"
-    steps = _steps(read_metrics(run / "metrics.csv"))
+    steps = steps_of(read_metrics(run / "metrics.csv"))
     assert [float(row["sampling/staleness"]) for row in steps] == [min(k, staleness) for k in range(STEPS)]
     assert max(float(row["sampling/sync_error"]) for row in steps) < 1e-5
     ratios = [float(row["sampling/importance_sampling_ratio/mean"]) for row in steps]
@@ -84,7 +69,7 @@ def test_how_often_checkpoints_wait_for_rollouts_changes_nothing(
 ) -> None:
     assert _fit(command_line, "rarely", "--checkpoint.every_n_rollouts=0").status == 0
     assert read_metrics(command_line.runs / "rarely/metrics.csv") == read_metrics(whole / "metrics.csv")
-    _assert_same_end(command_line.runs / "rarely", whole)
+    assert_same_end(command_line.runs / "rarely", whole)
 
 
 def test_a_resumed_run_trains_on_the_rollouts_of_its_checkpoint(
@@ -93,12 +78,8 @@ def test_a_resumed_run_trains_on_the_rollouts_of_its_checkpoint(
     checkpoint = whole / "checkpoints/rollout-000002.ckpt"
     stored = torch.load(checkpoint, weights_only=True)["rollouts"]
     assert [(state["step"], state["version"]) for state in stored] == [(2, 0), (3, 1)]
-    resumed = command_line("fit", f"--config={whole / 'config.yaml'}", f"--ckpt_path={checkpoint}", "--name=resumed")
-    assert resumed.status == 0, resumed.err
-    ends = [_steps(read_metrics(run / "metrics.csv"))[-3:] for run in (whole, command_line.runs / "resumed")]
-    assert [row["step"] for row in ends[0]] == ["3", "4", "5"]
-    assert ends[0] == ends[1]
-    _assert_same_end(command_line.runs / "resumed", whole)
+    again, _ = resumed(command_line, read_metrics, whole)
+    assert_same_end(again, whole)
 
 
 def test_a_run_without_staleness_draws_the_rollouts_of_its_checkpoint_again(
@@ -109,7 +90,7 @@ def test_a_run_without_staleness_draws_the_rollouts_of_its_checkpoint_again(
     with pytest.warns(UserWarning, match=r"staleness is 0: rollouts that the checkpoint holds are drawn again"):
         assert command_line("fit", *flags).status == 0
     run = command_line.runs / "fresh"
-    steps = _steps(read_metrics(run / "metrics.csv"))
+    steps = steps_of(read_metrics(run / "metrics.csv"))
     assert [row["step"] for row in steps[-3:]] == ["3", "4", "5"]
     assert all("sampling/staleness" not in row for row in steps[-3:])
     assert torch.load(run / "checkpoints/rollout-000003.ckpt", weights_only=True)["rollouts"] == []
@@ -124,7 +105,7 @@ def test_an_engine_that_dies_in_the_middle_draws_again_from_the_weights_of_the_l
     assert outcome.status == 0, outcome.err
     assert (tmp_path / "2").exists()
     assert read_metrics(command_line.runs / "dying/metrics.csv") == read_metrics(whole / "metrics.csv")
-    _assert_same_end(command_line.runs / "dying", whole)
+    assert_same_end(command_line.runs / "dying", whole)
 
 
 def test_weights_that_were_not_pushed_end_the_run_and_no_checkpoint_holds_what_was_drawn(command_line: Any) -> None:
@@ -188,16 +169,12 @@ def test_whatever_is_drawn_a_resumed_run_ends_like_the_whole(
     )
     command_line.done("fit", *flags, f"--name={kind}")
     run = command_line.runs / kind
-    checkpoint = run / "checkpoints/rollout-000002.ckpt"
-    again = [f"--config={run / 'config.yaml'}", f"--ckpt_path={checkpoint}", f"--name=re{kind}"]
     never = ("--checkpoint.every_n_rollouts=0", "--checkpoint.keep_best=0")  # so that only steps compare rollouts
-    command_line.done("fit", *again, *never)
-    ends = [_steps(read_metrics(one / "metrics.csv"))[-3:] for one in (run, command_line.runs / f"re{kind}")]
-    assert ends[0] == ends[1]
-    _assert_same_end(command_line.runs / f"re{kind}", run)
+    again, rows = resumed(command_line, read_metrics, run, *never)
+    assert_same_end(again, run)
     if kind == "dynamic":
-        assert any(float(row["samples/resample_attempts"]) for row in ends[0])
-        assert any(0.0 < float(row["sampling/staleness"]) < 2.0 for row in ends[0])
+        assert any(float(row["samples/resample_attempts"]) for row in rows[2:])
+        assert any(0.0 < float(row["sampling/staleness"]) < 2.0 for row in rows[2:])
 
 
 def test_an_engine_that_reads_the_live_weights_is_refused_before_the_run_costs_anything(command_line: Any) -> None:

@@ -14,6 +14,7 @@ from grpo_pl.data.preferences import BrevityPreferences
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.rewards import ModelReward
 from grpo_pl.training.reward_model import RewardModelModule, load_classifier, pair_scores, save_classifier
+from tests.training.runs import resumed
 
 SHAPE = {
     "model_type": "qwen2",
@@ -78,13 +79,9 @@ def test_the_export_scores_held_out_pairs_as_the_run_did(trained: Path, read_met
 def test_a_resumed_run_is_the_same_to_the_bit(
     trained: Path, command_line: Any, read_metrics: Callable[..., Any]
 ) -> None:
-    checkpoint = trained / "checkpoints" / "rollout-000006.ckpt"
-    config = _config(command_line.folder)
-    assert command_line("fit", "--config", config, "--ckpt_path", checkpoint, "--name=rest").status == 0
-    whole, rest = (read_metrics(command_line.runs / name / "metrics.csv") for name in ("scorer", "rest"))
-    assert [row for row in rest if "loss" in row] == [row for row in whole if "loss" in row][6:]
-    weights, again = (load_file(command_line.runs / n / "export" / "model.safetensors") for n in ("scorer", "rest"))
-    assert all(torch.equal(weights[name], again[name]) for name in weights)
+    again, _ = resumed(command_line, read_metrics, trained, after=6)
+    ours, theirs = (load_file(run / "export" / "model.safetensors") for run in (trained, again))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_a_run_does_not_go_on_with_other_steps(trained: Path, command_line: Any) -> None:

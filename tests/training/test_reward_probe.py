@@ -152,12 +152,16 @@ def mark(completions, seen=[], *, more={}, unset=MISSING, **columns):
 RUNS: list[str] = []
 
 
-def test_a_function_in_a_file_stays_as_it_is(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(FILE)
+def _of_file(folder: Path, name: str) -> tuple[FunctionReward, Any]:
+    """The reward of ``name`` in a file, and its module."""
+    (folder / "mine.py").write_text(FILE)
     RUNS.clear()
-    reward = FunctionReward(function=f"{file}:mark")
-    module: Any = sys.modules[RUNS[0]]
+    reward = FunctionReward(function=f"{folder / 'mine.py'}:{name}")
+    return reward, sys.modules[RUNS[0]]
+
+
+def test_a_function_in_a_file_stays_as_it_is(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    reward, module = _of_file(tmp_path, "mark")
     stats, called = module.stats, module.mark
     assert probe(tokenizer, reward) == [] and len(RUNS) == 1  # the file ran once
     assert sys.modules[RUNS[0]] is module and pickle.loads(pickle.dumps(module.helper)) is module.helper
@@ -169,11 +173,7 @@ def test_a_function_in_a_file_stays_as_it_is(tokenizer: PreTrainedTokenizerBase,
 
 
 def test_an_instance_that_is_named_stays_as_it_is(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(FILE)
-    RUNS.clear()
-    reward = FunctionReward(function=f"{file}:score")
-    module: Any = sys.modules[RUNS[0]]
+    reward, module = _of_file(tmp_path, "score")
     assert probe(tokenizer, reward) == [] and len(RUNS) == 1
     assert (module.score.calls, module.Stats.total, module.Stats.seen) == (0, 0, [])
     reward(["a"], ["1"], {})

@@ -29,7 +29,8 @@ from grpo_pl.training.checks import check_episodes
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.metrics import experience_metrics, without_value
 from grpo_pl.training.supervision import step_tensors, tokens_at
-from grpo_pl.types import NO_TURN, Problem, PromptBatch, Rollout, SamplingParams
+from grpo_pl.types import NO_TURN, Problem, PromptBatch, SamplingParams
+from tests.gradient_step import rollout_of
 
 sys.path.append(str(Path(__file__).parents[1] / "plugins"))
 
@@ -40,20 +41,10 @@ TOKENIZER = character_tokenizer(["<think>", "</think>"])
 
 def samples_of(texts: list[str]) -> Samples:
     rows = [[*TOKENIZER(text).input_ids, TOKENIZER.eos_token_id] for text in texts]
-    width = max(map(len, rows))
-    ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
-    mask = torch.tensor([[i < len(row) for i in range(width)] for row in rows])
-    rollout = Rollout(
-        group_size=len(texts),
-        prompt_ids=torch.ones(len(texts), 1, dtype=torch.int64),
-        prompt_mask=torch.ones(len(texts), 1, dtype=torch.bool),
-        completion_ids=ids,
-        completion_mask=mask,
-        sampling_logprobs=torch.zeros(len(texts), width),
-        finish_reasons=["stop"] * len(texts),
-    )
     prompt = Problem(id=0, question="1+1=", answer="2")
-    return Samples(prompts=[prompt], prompt_texts=["1+1="], rollout=rollout, completions=texts, step=0)
+    return Samples(
+        prompts=[prompt], prompt_texts=["1+1="], rollout=rollout_of([[1]] * len(rows), rows), completions=texts, step=0
+    )
 
 
 def test_a_step_ends_at_the_token_that_holds_its_last_character() -> None:

@@ -6,20 +6,18 @@ from typing import Any
 import pytest
 
 from grpo_pl.policy.trained import find_model
+from tests.training.runs import resumed
 
 
 def test_a_run_reports_its_budgets_and_a_resumed_one_goes_on(command_line: Any, read_metrics: Any) -> None:
     config = command_line.config("budgeted", model__sampling__thinking_budget=[1, 4])
-    assert command_line("fit", "--config", config).status == 0
-    whole = [row for row in read_metrics(command_line.runs / "budgeted" / "metrics.csv") if "loss" in row]
+    command_line.done("fit", "--config", config)
+    run = command_line.runs / "budgeted"
+    _, whole = resumed(command_line, read_metrics, run)
     assert all(1.0 <= float(row["thinking/mean_budget"]) <= 4.0 for row in whole)
     assert all(float(row["thinking/mean_length"]) <= float(row["thinking/mean_budget"]) for row in whole)
     assert all(0.0 < float(row["thinking/closed_ratio"]) <= 1.0 for row in whole)
-    checkpoint = command_line.runs / "budgeted" / "checkpoints" / "rollout-000002.ckpt"
-    assert command_line("fit", "--config", config, "--ckpt_path", checkpoint, "--name=rest").status == 0
-    rest = [row for row in read_metrics(command_line.runs / "rest" / "metrics.csv") if "loss" in row]
-    assert rest == whole[2:]
-    export = command_line.runs / "budgeted" / "export"
+    export, checkpoint = run / "export", run / "checkpoints" / "rollout-000002.ckpt"
     assert json.loads((export / "grpo_pl.json").read_text())["thinking_budget"] == [1, 4]
     assert find_model(export).sampling.thinking_budget == find_model(checkpoint).sampling.thinking_budget == (1, 4)
 

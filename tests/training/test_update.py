@@ -19,7 +19,6 @@ from transformers import BloomConfig, BloomForCausalLM, PreTrainedModel
 
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy import logprobs as scoring
-from grpo_pl.rollout.decoding import pad_left
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.microbatches import TokenBudget
 from grpo_pl.training.update import UpdateResult
@@ -76,20 +75,9 @@ def _experience(
     """``written`` makes of (B, T) positions which of the tokens there the policy wrote."""
     rows = [_rows()[g * GROUP + i] for g in groups for i in range(GROUP)]
     values = torch.tensor([REWARDS[g] for g in groups], dtype=torch.float64)
-    prompt_ids, prompt_mask = pad_left([prompt for prompt, _ in rows], PAD)
-    flipped, flipped_mask = pad_left([completion[::-1] for _, completion in rows], PAD)
-    completion_mask = flipped_mask.flip(1)
-    action_mask = completion_mask & written(torch.arange(flipped.shape[1]).expand(flipped.shape)).bool()
-    rollout = Rollout(
-        group_size=GROUP,
-        prompt_ids=prompt_ids,
-        prompt_mask=prompt_mask,
-        completion_ids=flipped.flip(1),
-        completion_mask=completion_mask,
-        action_mask=action_mask,
-        sampling_logprobs=torch.zeros(len(rows), flipped.shape[1]),
-        finish_reasons=["stop"] * len(rows),
-    )
+    rollout = gradient_step.rollout_of(*zip(*rows, strict=True), group_size=GROUP)
+    positions = torch.arange(LIMIT).expand(len(rows), LIMIT)[:, : rollout.completion_ids.shape[1]]
+    rollout = replace(rollout, action_mask=rollout.completion_mask & written(positions).bool())
     old_logprobs, ref_logprobs = (None if model is None else _table(model, rows) for model in (old, reference))
     return gradient_step.experience_of(
         rollout, algorithm, values, longest=LIMIT, step=5, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs
