@@ -31,23 +31,20 @@ def step_tensors(
         values (B, K) float64, NaN where there is no step or its reward is None, and ends (B, K) int64.
     """
     rows: list[list[tuple[float, int]]] = []
-    tokens = [
-        ids[:length]
-        for ids, length in zip(samples.rollout.completion_ids.tolist(), samples.rollout.lengths.tolist(), strict=True)
-    ]
-    for row, ids in enumerate(tokens):
+    completions = zip(samples.rollout.completion_ids.tolist(), samples.rollout.lengths.tolist(), strict=True)
+    for row, (ids, length) in enumerate(completions):
         steps: list[tuple[float, int]] = []
         for reward, scores in zip(scored.rewards, scored.scores, strict=True):
+            score = scores[row]
+            values: Sequence[float] = ()
+            ends: Sequence[int] = ()
             if reward.weight == 0:  # only logged
                 continue
-            score, weight = scores[row], [reward.weight]
             if score.steps is not None:
-                ends = tokens_at(score.steps.ends, ids, template, tokenizer)
-                steps += [
-                    (weighted_sum([v], [reward.weight]), e) for v, e in zip(score.steps.values, ends, strict=True)
-                ]
+                values, ends = score.steps.values, tokens_at(score.steps.ends, ids[:length], template, tokenizer)
             elif score.value is not None:
-                steps.append((weighted_sum([score.value], weight), len(ids) - 1))
+                values, ends = [score.value], [length - 1]
+            steps += [(weighted_sum([v], [reward.weight]), end) for v, end in zip(values, ends, strict=True)]
         rows.append(steps)
     width = max(1, *(len(steps) for steps in rows))
     padded = [[v for v, _ in steps] + [torch.nan] * (width - len(steps)) for steps in rows]

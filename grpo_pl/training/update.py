@@ -14,13 +14,12 @@ from grpo_pl.distributed.collective import Collective
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.functional.trust_region import LikelyTokens
 from grpo_pl.objective.algorithm import GRPOAlgorithm
-from grpo_pl.policy.logprobs import UpdateScores, update_scores
+from grpo_pl.policy.logprobs import update_scores
 from grpo_pl.training.demonstrated import Demonstrated
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.microbatches import TokenBudget, rollout_rows
 from grpo_pl.training.optimization import Optimization
 from grpo_pl.training.progress import ProgressCallback, stopwatch
-from grpo_pl.types import Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -196,13 +195,21 @@ class PolicyUpdate:
         if self.algorithm.needs_observations:
             observed = experience.rollout.observation_mask[rows][:, : mask.shape[1]]
             part["action_mask"] = mask | observed  # they are scored as well
-        width = mask.shape[1]
-        teacher, taught = experience.teacher, None
+        width, rollout, teacher = mask.shape[1], experience.rollout, experience.teacher
+
+        def cut(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor[rows][:, :width]
+
+        taught = None
         if teacher is not None and self.algorithm.needs_divergence:
             taught = teacher.tokens(rows, self.algorithm.divergence_mix, self.algorithm.distillation_top_k)
-        top_ids = _cut(experience.rollout.top_ids, rows, width) if self.algorithm.needs_likely else None
+        top_ids, top_logprobs = cut(rollout.top_ids), cut(rollout.top_logprobs)
+        top_ids = top_ids if self.algorithm.needs_likely else None
         scores = update_scores(policy, **part, top_ids=top_ids, teacher=taught, temperature=self.temperature)
-        logprobs, entropy = scores.logprobs, scores.entropy
+        logprobs, entropy, likely = scores.logprobs, scores.entropy, None
+        if scores.top_logprobs is not None and top_ids is not None and top_logprobs is not None:
+            drawn = top_ids == rollout.completion_ids[rows][:, :width].unsqueeze(2)
+            likely = LikelyTokens(scores.top_logprobs, top_logprobs.to(scores.top_logprobs.dtype), drawn)
         if self.algorithm.needs_observations:
             observation_weights = weight * observed.to(logprobs.dtype) / max(totals[2], 1)
         weights = self.algorithm.token_weights(
@@ -214,21 +221,19 @@ class PolicyUpdate:
         )
         output = self.algorithm.loss(
             logprobs=logprobs,
-            old_logprobs=_cut(experience.old_logprobs, rows, width),
+            old_logprobs=cut(experience.old_logprobs),
             advantages=experience.advantages[rows][:, :width],
             mask=mask,
             weights=weight * weights,
-            ref_logprobs=_cut(experience.ref_logprobs, rows, width),
+            ref_logprobs=cut(experience.ref_logprobs),
             entropy=entropy if self.algorithm.needs_entropy else entropy.detach(),
-            entropy_mask=_cut(experience.entropy_mask, rows, width),
-            covariance_mask=_cut(experience.covariance_mask, rows, width),
-            sampling_logprobs=_cut(experience.rollout.sampling_logprobs, rows, width)
-            if self.algorithm.needs_sampling_logprobs
-            else None,
-            teacher_logprobs=None if teacher is None else _cut(teacher.logprobs, rows, width),
+            entropy_mask=cut(experience.entropy_mask),
+            covariance_mask=cut(experience.covariance_mask),
+            sampling_logprobs=cut(rollout.sampling_logprobs) if self.algorithm.needs_sampling_logprobs else None,
+            teacher_logprobs=None if teacher is None else cut(teacher.logprobs),
             divergence=scores.divergence,
             taught=None if teacher is None or teacher.taught is None else teacher.taught[rows].unsqueeze(1),
-            likely=_likely(scores, experience.rollout, rows, width),
+            likely=likely,
             observation_weights=observation_weights,
         )
         stats = {name: (weight * value, int(weight) * count) for name, (value, count) in output.stats.items()}
@@ -241,16 +246,3 @@ def _added(sums: Sums, more: Sums) -> Sums:
     for name, (value, count) in more.items():
         joined[name] = (sums[name][0] + value, sums[name][1] + count) if name in sums else (value, count)
     return joined
-
-
-def _likely(scores: UpdateScores, rollout: Rollout, rows: Tensor, width: int) -> LikelyTokens | None:
-    """The likeliest tokens of some rows under the policy now and as they were drawn, where they are asked for."""
-    ids, before = (_cut(tensor, rows, width) for tensor in (rollout.top_ids, rollout.top_logprobs))
-    if scores.top_logprobs is None or ids is None or before is None:
-        return None
-    drawn = ids == rollout.completion_ids[rows][:, :width].unsqueeze(2)
-    return LikelyTokens(scores.top_logprobs, before.to(scores.top_logprobs.dtype), drawn)
-
-
-def _cut(tensor: Tensor | None, rows: Tensor, width: int) -> Tensor | None:
-    return None if tensor is None else tensor[rows][:, :width]

@@ -6,23 +6,15 @@ from typing import Any
 import torch
 
 from grpo_pl.distributed.collective import Collective
-from grpo_pl.objective.algorithm import GRPOAlgorithm
-from grpo_pl.rewards import MathReward
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.training.sync_proof import OutOfSync, SyncProof
-from grpo_pl.types import Problem, PromptBatch
+from tests.training.test_sync_proof import collected_by
 
 
 def test_an_older_copy_on_one_rank_ends_the_run_on_all(
     on_two_ranks: Callable[..., list[Any]], make_experience: Any, tiny_policy: Any
 ) -> None:
-    experience = make_experience(
-        {0: ["2", "11"]},
-        batch=PromptBatch(step=0, prompts=[Problem(id=0, question="1+1=", answer="2")], valid=[True]),
-        rewards=[MathReward(correctness=True)],
-        algorithm=GRPOAlgorithm(group_size=2, beta=0.0),
-        max_completion_length=4,
-    )
+    experience = collected_by(make_experience)
 
     def work(collective: Collective) -> list[str]:
         torch.set_num_threads(1)

@@ -121,6 +121,12 @@ def stand_in(logprobs: Tensor, teacher: Tensor) -> Tensor:
     return (logprobs - teacher).square()
 
 
+def loss_of(algorithm: GRPOAlgorithm, *, ref: Tensor, **given):
+    """The loss of a batch whose teacher is its reference, with all that any preset asks for."""
+    nothing = torch.zeros_like(given["logprobs"])  # these completions have one turn
+    return algorithm.loss(ref_logprobs=ref, teacher_logprobs=ref, observation_weights=nothing, **given)
+
+
 def our_gradient(algorithm: GRPOAlgorithm, batch: Batch, parts=None, dtype=torch.float64, skip=True):
     """(loss, gradient), the batch cut into ``parts`` (lists of rows) as micro-batches."""
     result, advantages = token_advantages(algorithm, batch)
@@ -133,22 +139,23 @@ def our_gradient(algorithm: GRPOAlgorithm, batch: Batch, parts=None, dtype=torch
         index = torch.tensor([i for i in part if rows[i]], dtype=torch.int64)
         width = max(1, int(batch.mask[index].sum(1).max())) if len(index) else 1
         mask = batch.mask[index, :width]
+        weights = algorithm.token_weights(
+            mask, num_sequences=sequences, num_tokens=tokens, max_completion_length=MAX_LENGTH, dtype=dtype
+        )
+        old, ref = (tensor.to(dtype)[index, :width] for tensor in (batch.old, batch.ref))
         total = (
             total
-            + algorithm.loss(
+            + loss_of(
+                algorithm,
                 logprobs=leaf[index, :width],
-                old_logprobs=batch.old.to(dtype)[index, :width],
+                old_logprobs=old,
                 advantages=advantages.to(dtype)[index][:, :width],
                 mask=mask,
-                weights=algorithm.token_weights(
-                    mask, num_sequences=sequences, num_tokens=tokens, max_completion_length=MAX_LENGTH, dtype=dtype
-                ),
-                ref_logprobs=batch.ref.to(dtype)[index, :width] if algorithm.needs_loss_reference else None,
-                sampling_logprobs=batch.old.to(dtype)[index, :width] if algorithm.needs_sampling_logprobs else None,
+                weights=weights,
+                ref=ref,
+                sampling_logprobs=old if algorithm.needs_sampling_logprobs else None,
                 covariance_mask=None if chosen is None else chosen[index, :width],
-                teacher_logprobs=batch.ref.to(dtype)[index, :width],
                 divergence=stand_in(leaf, batch.ref.to(dtype))[index, :width] if algorithm.needs_divergence else None,
-                observation_weights=torch.zeros_like(mask, dtype=dtype),  # these completions have one turn
             ).loss
         )
     return total.detach(), torch.autograd.grad(total, leaf)[0]
@@ -435,12 +442,11 @@ def test_what_is_masked_does_not_matter(name, changes):
         weights = algorithm.token_weights(
             batch.mask, num_sequences=sequences, num_tokens=tokens, max_completion_length=9, dtype=torch.float64
         )
-        output = algorithm.loss(
-            logprobs=leaf, old_logprobs=old, advantages=advantage, mask=batch.mask, weights=weights,
-            ref_logprobs=ref, entropy=entropy, sampling_logprobs=drawn,
-            covariance_mask=chosen_tokens(algorithm, batch, result, advantages), teacher_logprobs=ref,
+        output = loss_of(
+            algorithm, logprobs=leaf, old_logprobs=old, advantages=advantage, mask=batch.mask, weights=weights, ref=ref,
+            entropy=entropy, sampling_logprobs=drawn,
+            covariance_mask=chosen_tokens(algorithm, batch, result, advantages),
             divergence=torch.where(batch.mask, stand_in(leaf.masked_fill(~batch.mask, 0.0), batch.ref), dirt),
-            observation_weights=torch.zeros_like(leaf),
         )  # fmt: skip
         gradients.append(torch.autograd.grad(output.loss, leaf)[0])
         assert all(torch.isfinite(value) for value, _ in output.stats.values())
@@ -620,10 +626,9 @@ def test_token_level_losses_may_be_computed_from_a_flat_list_of_tokens(name):
     chosen = chosen_tokens(algorithm, batch, result, advantages)
     flat = [x.expand(P * G, T)[keep].unsqueeze(0) for x in (batch.logprobs, batch.old, advantages, weights, batch.ref)]
     logprobs, old, advantages, weights, ref = flat
-    loss = algorithm.loss(
-        logprobs=logprobs, old_logprobs=old, advantages=advantages, mask=torch.ones_like(old, dtype=torch.bool),
-        weights=weights, ref_logprobs=ref, sampling_logprobs=old, teacher_logprobs=ref,
-        divergence=stand_in(logprobs, ref), observation_weights=torch.zeros_like(old),
+    loss = loss_of(
+        algorithm, logprobs=logprobs, old_logprobs=old, advantages=advantages, ref=ref, weights=weights,
+        mask=torch.ones_like(old, dtype=torch.bool), sampling_logprobs=old, divergence=stand_in(logprobs, ref),
         covariance_mask=None if chosen is None else chosen[keep].unsqueeze(0),
     ).loss  # fmt: skip
     assert loss.item() == pytest.approx(our_gradient(algorithm, batch)[0].item(), rel=1e-10)

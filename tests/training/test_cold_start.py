@@ -100,22 +100,6 @@ def test_the_result_is_a_hugging_face_folder_with_trained_weights() -> None:
     assert all(changed)
 
 
-def test_training_lowers_the_loss_of_new_demonstrations() -> None:
-    source = ArithmeticPrompts(digits=1, scratchpad_share=0.0)
-    folder = ColdStart(steps=40, batch_size=16, lr=1e-2).ensure(POLICY, TEMPLATE, source, device=CPU)
-    tokenizer = load_tokenizer(POLICY)
-    prompts = source.validation(5)
-    batch = []
-    for prompt in prompts:
-        ids = tokenizer(source.demonstration(prompt, random.Random(0))).input_ids
-        batch.append(Example(TEMPLATE.encode(prompt.question, tokenizer), ids, [True] * len(ids)))
-    before, after = (
-        float(demonstration_loss(load_model(POLICY, tokenizer, path), batch, pad_token_id=0).detach())
-        for path in (None, str(folder))
-    )
-    assert after < 0.5 * before
-
-
 def test_the_same_ingredients_give_the_same_weights(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = ArithmeticPrompts(digits=1)
     first = SHORT.ensure(POLICY, TEMPLATE, source, device=CPU)
@@ -310,23 +294,6 @@ def test_the_prefill_is_part_of_the_prompt_and_not_learnt_again() -> None:
     model = load_model(POLICY, tokenizer, str(folder))
     prompt = torch.tensor([template.encode("3+4=", tokenizer)])
     assert tokenizer.decode(model(prompt).logits[0, -1].argmax()) == "</think>"
-
-
-def test_loss_is_the_mean_over_completion_tokens_of_the_batch(
-    tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    rows = [("7+5=", "12"), ("1+1+1=", "3!")]
-    batch = [Example(tokenizer(q).input_ids, [*tokenizer(a).input_ids, tokenizer.eos_token_id], []) for q, a in rows]
-    batch[1].completion.extend(tokenizer("more").input_ids)  # of unequal length
-    for each in batch:
-        each.written.extend([True] * len(each.completion))
-    loss = demonstration_loss(tiny_policy, batch, pad_token_id=int(tokenizer.pad_token_id))
-    nll, tokens = 0.0, 0
-    for prompt, completion, _ in batch:
-        logits = tiny_policy(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
-        nll -= logits.log_softmax(-1)[range(len(completion)), completion].sum().item()
-        tokens += len(completion)
-    assert loss.item() == pytest.approx(nll / tokens, rel=1e-5)
 
 
 @pytest.mark.parametrize("field", ["steps", "batch_size", "count"])

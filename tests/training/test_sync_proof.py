@@ -72,7 +72,7 @@ def test_weights_that_were_lost_on_their_way_are_noticed_by_what_is_drawn(comman
     assert float(found[1]) > 10 * float(found[2])
 
 
-def _collected(make_experience: Any) -> Any:
+def collected_by(make_experience: Any) -> Any:
     """Two completions of one prompt, with the log-probabilities that the policy gives them."""
     return make_experience(
         {0: ["2", "11"]},
@@ -98,7 +98,7 @@ def test_an_error_is_held_to_a_multiple_of_the_first(
     make_experience: Any, tiny_policy: Any, dtype: str, errors: list[float], refused: int
 ) -> None:
     """Log-probabilities that an engine reports, off by a given amount on average, and tokens that nobody wrote."""
-    found = _collected(make_experience)
+    found = collected_by(make_experience)
     exact, engine, proof = found.rollout.sampling_logprobs.clone(), PlainEngine(), SyncProof()
     engine.weights_version, engine.dtype = 0, dtype  # type: ignore[attr-defined]
     for number, error in enumerate(errors):
@@ -110,7 +110,7 @@ def test_an_error_is_held_to_a_multiple_of_the_first(
 
 
 def test_a_rollout_that_compares_nothing_sets_no_bound(make_experience: Any, tiny_policy: Any) -> None:
-    found = _collected(make_experience)
+    found = collected_by(make_experience)
     rollout, engine, proof = found.rollout, PlainEngine(), SyncProof()
     engine.weights_version = 0
     nobody = torch.zeros_like(rollout.completion_mask)  # as if every episode had failed before its first action
