@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor, nn
+
 from grpo_pl.distributed.collective import Collective
+from grpo_pl.distributed.sharding import trainable_parts
 from grpo_pl.files.checkpoints import CheckpointError
-from grpo_pl.rollout.copy_engine import CopyEngine
-from grpo_pl.rollout.engine import ProgressFn
+from grpo_pl.rollout.child.engine import ChildEngine
+from grpo_pl.rollout.copy_engine import CopyEngine, Snapshot
+from grpo_pl.rollout.engine import ProgressFn, RolloutInterrupted
+from grpo_pl.rollout.groups import join_samples, samples_to, select_groups
+from grpo_pl.rollout.sampler import Samples
 from grpo_pl.training.collect import Collector, Draws
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.metrics import staleness
-from grpo_pl.training.pipeline import PendingRollout, RolloutPipeline, earlier_weights
-from grpo_pl.training.plain_samples import check_plain
+from grpo_pl.training.plain_samples import check_plain, from_plain, to_plain, trimmed
 from grpo_pl.training.progress import stopwatch
 from grpo_pl.training.sync_proof import Comparison, SyncProof, compare
 from grpo_pl.types import Problem, PromptBatch
@@ -27,12 +37,58 @@ if TYPE_CHECKING:
 
     from grpo_pl.data.datamodule import RolloutDataModule
 
+log = logging.getLogger(__name__)
+
+FINISH_WITHIN_S = 30.0
+"""Longest wait for the rollouts under way once the run was told to stop."""
+_GIVEN_UP_WITHIN_S = 2.0
+"""Longest wait for a cancelled rollout; the engine is killed after that."""
+_LOOK_EVERY_S = 0.2
+
+Draw = Callable[[ProgressFn, Callable[[], bool]], Draws]
+"""Draws them, telling how far it is and asking whether to stop."""
+
+
+@dataclass(kw_only=True)
+class PendingRollout:
+    """A rollout that is drawn, or was, before the step that trains on it."""
+
+    step: int
+    version: int
+    """Updates that the policy had had at the launch."""
+    drawn: Future[Draws]
+    weights: list[Tensor] | None = None
+    """The trainable parameters at the launch, this rank's part of them, on the CPU; None once they are not needed."""
+    sync: Comparison | None = None
+    """Result of the comparison with those weights."""
+    cancelled: Event = field(default_factory=Event)
+    progress: tuple[int, int] = (0, 0)
+    """Tokens drawn and completions finished."""
+
+    def note(self, tokens: int, finished: int) -> None:
+        """Takes progress from the thread that draws."""
+        self.progress = tokens, finished
+
+    @property
+    def failure(self) -> str:
+        """Why there is no rollout, in one line; empty where there is one."""
+        error = self.drawn.exception() if self.drawn.done() else RolloutInterrupted()
+        if isinstance(error, RolloutInterrupted):
+            return "it was not done in time"
+        return "" if error is None else " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
 
 class PrefetchedRollouts:
-    """Rollouts from weights of ``data.staleness`` updates ago. All ranks call its methods together.
+    """Rollouts from weights of ``data.staleness`` updates ago, drawn in one background thread of each rank and in the
+    order of their launches. All ranks call its methods together.
+
+    What a rollout is drawn from is decided at its launch, one point of the program: samples depend on weights and keys,
+    never on how fast anything is. The thread takes part in no exchange between ranks; they come to agree where a
+    rollout is taken, or all are finished. On a CPU the engine's process gets half of this one's threads, or as many as
+    it asks for.
 
     Args:
-        collector: draws them, with an engine that keeps a copy of the weights.
+        collector: draws them, with an engine that keeps a copy of the weights and works for the thread alone.
         policy: as it is now; its device is where ranks exchange tensors.
         data: says for which steps, and asks the prompts.
         proof: compares what is drawn with the policy of its launch.
@@ -48,19 +104,25 @@ class PrefetchedRollouts:
         proof: SyncProof,
         precision: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        sampler, self._collective = collector.sampler, collector.collective
-        assert isinstance(sampler.engine, CopyEngine) and collector.should_stop is not None
+        sampler, engine = collector.sampler, collector.sampler.engine
+        assert isinstance(engine, CopyEngine) and collector.should_stop is not None
         # a tokenizer serves one thread at a time
-        in_thread = replace(sampler, tokenizer=deepcopy(sampler.tokenizer))
-        self._collector, self._engine = replace(collector, sampler=in_thread), sampler.engine
+        self._collector = replace(collector, sampler=replace(sampler, tokenizer=deepcopy(sampler.tokenizer)))
+        self._engine, self._collective, self._should_stop = engine, collector.collective, collector.should_stop
         self._policy, self._data, self._proof, self._precision = policy, data, proof, precision
-        self._pipeline = RolloutPipeline(
-            sampler.engine,
-            collective=collector.collective,
-            device=policy.device,
-            should_stop=collector.should_stop,
-            share_threads=policy.device.type == "cpu",
-        )
+        self._threads, self._threads_of_engine = torch.get_num_threads(), getattr(engine, "threads", None)
+        if policy.device.type == "cpu" and isinstance(engine, ChildEngine):
+            engine.threads = engine.threads or max(1, self._threads // 2)
+            torch.set_num_threads(max(1, self._threads - engine.threads))
+        self._by_step: dict[int, PendingRollout] = {}
+        self._dropped: list[PendingRollout] = []  # to be drawn again; the thread may still be at work on them
+        self._deadline = float("inf")  # once the run was told to stop
+        self._thread: ThreadPoolExecutor | None = None
+
+    @property
+    def pending(self) -> list[PendingRollout]:
+        """Rollouts that no completed step has trained on, by step."""
+        return [self._by_step[step] for step in sorted(self._by_step)]
 
     def take(self, batch: PromptBatch, seconds: dict[str, float]) -> Draws:
         """The rollout of a step, compared with the policy of its launch. The next ones are launched first, so that the
@@ -69,13 +131,23 @@ class PrefetchedRollouts:
 
         Raises:
             OutOfSync: it was not drawn from the policy of its launch.
-            RolloutInterrupted: the run was told to stop.
-            Exception: what the drawing raised.
+            RolloutInterrupted: the run was told to stop, on any rank; the rollout goes on.
+            Exception: what the drawing raised; on other ranks as ``Collective.interruptible`` says.
         """
         self.launch(batch.step - self._collector.algorithm.dynamic_sampling)
-        rows = len(batch.prompts) * self._collector.algorithm.group_size
+        rollout = self._by_step[batch.step]
+        report = self._collector.progress(len(batch.prompts) * self._collector.algorithm.group_size)
+
+        def drawn() -> Draws:
+            while not rollout.drawn.done():
+                if self._should_stop():
+                    raise RolloutInterrupted
+                report(*rollout.progress)
+                wait([rollout.drawn], timeout=_LOOK_EVERY_S)
+            return rollout.drawn.result()
+
         with stopwatch(seconds, "wait"):
-            rollout = self._pipeline.take(batch.step, self._collector.progress(rows))
+            self._collective.interruptible(drawn, self._policy.device)
         with stopwatch(seconds, "sync_proof"):
             found = self._compared(rollout)
         self._proof.judge(found, self._policy, self._engine, step=batch.step, expected=rollout.version)
@@ -93,14 +165,24 @@ class PrefetchedRollouts:
             return samples, collector.request(prompts, step, greedy=True).draw(policy, **asked) if greedy else None
 
         for one in range(self._data.completed_rollouts, min(step + self._data.staleness + 1, self._data.steps)):
-            if one not in self._pipeline:
+            if one not in self._by_step:
                 prompts = self._data.prompts(one).prompts
                 self._collective.interruptible(partial(check_plain, prompts), policy.device)
-                self._pipeline.launch(one, policy, partial(draw, prompts, one))
+                self.begin(one, partial(draw, prompts, one))
+
+    def begin(self, step: int, draw: Draw) -> None:
+        """Begins to draw the rollout of ``step`` from the policy's weights of this moment."""
+        snapshot, version = self._engine.snapshot(self._policy), self._engine.updates
+        same = [rollout.weights for rollout in self._by_step.values() if rollout.version == version and rollout.weights]
+        weights = same[0] if same else _on_cpu(self._policy)
+        self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="grpo_pl-rollouts")
+        rollout = PendingRollout(step=step, version=version, drawn=Future(), weights=weights)
+        rollout.drawn = self._thread.submit(self._draw, rollout, snapshot, draw)
+        self._by_step[step] = rollout
 
     def done(self, step: int) -> None:
         """The update of a step is made."""
-        self._pipeline.done(step)
+        self._by_step.pop(step, None)
 
     def step_metrics(self, experience: Experience, collective: Collective) -> dict[str, float]:
         """``sampling/staleness``: updates of the policy since a token was drawn, mean over the batch."""
@@ -110,10 +192,18 @@ class PrefetchedRollouts:
         """Waits until the engine has nothing else to draw.
 
         Raises:
-            Exception: what a rollout has failed by.
+            RolloutInterrupted: a rollout was not done in time.
+            Exception: what a rollout has failed by; on other ranks as ``Collective.interruptible`` says.
         """
-        if self._pipeline.finish(None):
-            self._pipeline.raise_failure()
+
+        def results() -> None:
+            for rollout in self.pending:
+                if not rollout.drawn.done():
+                    raise RolloutInterrupted("a rollout that was drawn ahead was not done in time")
+                rollout.drawn.result()
+
+        if self._ended():
+            self._collective.interruptible(results, self._policy.device)
 
     def finish(self) -> dict[int, str]:
         """Waits until a checkpoint can hold the rollouts; once the run is told to stop, for 30 s at most.
@@ -122,28 +212,58 @@ class PrefetchedRollouts:
         compared with the policy of their launch, which no checkpoint holds.
 
         Returns:
-            Steps whose rollouts are lost, or not from the weights that they should be from, and why, in one line.
+            Steps whose rollouts are lost, or not from the weights that they should be from, and why, in one line:
+            nobody can draw them again.
         """
-        if lost := self._pipeline.finish(self._data.completed_rollouts):
+        for step in [rollout.step for rollout in self.pending if rollout.version == self._data.completed_rollouts]:
+            self._dropped.append(self._by_step.pop(step))
+            self._dropped[-1].cancelled.set()
+        if lost := self._ended():
             return lost
-        found = [(rollout, self._compared(rollout)) for rollout in self._pipeline.pending]
+        found = [(rollout, self._compared(rollout)) for rollout in self.pending]
         holds = partial(self._proof.holds, policy=self._policy, engine=self._engine)
         with self._precision():
             wrong = [rollout for rollout, sync in found if not holds(sync, expected=rollout.version)]
         return {rollout.step: "it was not drawn from the policy's weights" for rollout in wrong}
 
+    def close(self) -> None:
+        """Stops what is under way."""
+        self._cancel()
+        if not all(drawn.done() for drawn in self._under_way()):
+            self._engine.kill()
+            wait(self._under_way(), timeout=_GIVEN_UP_WITHIN_S)
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread = None
+        self._by_step.clear()
+        self._dropped.clear()
+        torch.set_num_threads(self._threads)
+        if isinstance(self._engine, ChildEngine):
+            self._engine.threads = self._threads_of_engine
+
     def state_dict(self) -> list[dict[str, Any]]:
-        """The rollouts that a checkpoint holds.
+        """The finished rollouts of all ranks as tensors and plain values, rows in the order of the global batch.
 
         Raises:
             CheckpointError: some are lost.
         """
         if lost := self.finish():
             raise CheckpointError(f"rollouts that were drawn ahead are lost, by step: {lost}.")
-        return self._pipeline.state_dict(int(self._collector.sampler.tokenizer.pad_token_id))
+        states, pad_token_id = [], int(self._collector.sampler.tokenizer.pad_token_id)
+        for rollout in self.pending:
+            samples, greedy = rollout.drawn.result()
+            assert rollout.sync is not None, "no checkpoint holds the weights to compare with"
+            state: dict[str, Any] = {"step": rollout.step, "version": rollout.version, "greedy": None}
+            state["sync"] = vars(rollout.sync)
+            for name, mine in (("samples", samples), ("greedy", greedy)):
+                if mine is not None:
+                    parts = self._collective.gather_objects(samples_to(mine, torch.device("cpu")))
+                    state[name] = to_plain(join_samples(parts, pad_token_id))
+            states.append(state)
+        return states
 
     def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
-        """Takes back what `state_dict` gave, on any number of ranks.
+        """Takes back what `state_dict` gave, on any number of ranks: each its part of the rows.
 
         Raises:
             ValueError: they were drawn with other settings than the run has now.
@@ -164,11 +284,26 @@ class PrefetchedRollouts:
                         f"{name} is {now}, and the checkpoint holds prefetched rollouts for which it was {before}: "
                         "resume with the former value, or begin a run of another --name."
                     )
-        self._pipeline.load_state_dict(states)
+        for state in states:
+            mine, greedy = (
+                None if state[name] is None else _share(from_plain(state[name]), self._collective, self._policy.device)
+                for name in ("samples", "greedy")
+            )
+            assert mine is not None
+            drawn: Future[Draws] = Future()
+            drawn.set_result((mine, greedy))
+            self._by_step[state["step"]] = PendingRollout(
+                step=state["step"], version=state["version"], sync=Comparison(**state["sync"]), drawn=drawn
+            )
 
-    def close(self) -> None:
-        """Stops what is under way."""
-        self._pipeline.close()
+    def _draw(self, rollout: PendingRollout, snapshot: Snapshot, draw: Draw) -> Draws:
+        self._engine.use(snapshot)
+        try:
+            if rollout.cancelled.is_set():
+                raise RolloutInterrupted
+            return draw(rollout.note, rollout.cancelled.is_set)
+        finally:
+            self._engine.use(None)
 
     def _compared(self, rollout: PendingRollout) -> Comparison:
         """Compares a rollout with the policy of its launch; once, since those weights are dropped then."""
@@ -181,3 +316,61 @@ class PrefetchedRollouts:
                 rollout.sync = compare(self._policy, samples, None, temperature, self._collective)
             rollout.weights = None
         return rollout.sync
+
+    def _ended(self) -> dict[int, str]:
+        """Waits until nothing is under way; once any rank is told to stop, for 30 s at most. Returns the steps whose
+        rollouts failed, or were not done in time, on any rank, with the cause in one line."""
+        collective, device = self._collective, self._policy.device
+        while collective.any(not all(drawn.done() for drawn in self._under_way()), device):
+            if self._deadline == float("inf") and collective.any(self._should_stop(), device):
+                log.warning("told to stop: waits %.0f s at most for the rollouts under way.", FINISH_WITHIN_S)
+                self._deadline = time.monotonic() + FINISH_WITHIN_S
+            if collective.any(time.monotonic() > self._deadline, device):
+                self._cancel()
+                break
+            wait(self._under_way(), timeout=_LOOK_EVERY_S)
+        lost = {rollout.step: cause for rollout in self.pending if (cause := rollout.failure)}
+        for part in collective.gather_objects(lost):
+            lost = part | lost
+        return dict(sorted(lost.items()))
+
+    def _under_way(self) -> list[Future[Draws]]:
+        """Rollouts that the thread works on, or will."""
+        self._dropped = [rollout for rollout in self._dropped if not rollout.drawn.done()]
+        return [rollout.drawn for rollout in [*self.pending, *self._dropped]]
+
+    def _cancel(self) -> None:
+        for rollout in self.pending:
+            rollout.cancelled.set()
+        wait(self._under_way(), timeout=_GIVEN_UP_WITHIN_S)
+
+
+def _share(samples: Samples, collective: Collective, device: torch.device) -> Samples:
+    """This rank's groups of those of all ranks."""
+    groups = len(samples.prompts)
+    share, rest = divmod(groups, collective.world)
+    if rest:
+        raise ValueError(f"a rollout of {groups} prompts in the checkpoint does not divide among {collective.world}.")
+    mine = range(collective.rank * share, (collective.rank + 1) * share)
+    return samples_to(trimmed(select_groups(samples, list(mine))), device)
+
+
+def _on_cpu(policy: nn.Module) -> list[Tensor]:
+    """Copies of this rank's part of the trainable parameters."""
+    return [parameter.detach().to("cpu", copy=True) for parameter in trainable_parts(policy)]
+
+
+@contextmanager
+@torch.no_grad()
+def earlier_weights(policy: nn.Module, weights: Sequence[Tensor]) -> Iterator[None]:
+    """Context manager: within it the policy has the trainable parameters of an earlier moment. Exchanges nothing."""
+    present = _on_cpu(policy)
+    try:
+        for parameter, value in zip(trainable_parts(policy), weights, strict=True):
+            parameter.copy_(value)
+        torch.clear_autocast_cache()  # a caller's autocast may keep casts of the former values
+        yield
+    finally:
+        for parameter, value in zip(trainable_parts(policy), present, strict=True):
+            parameter.copy_(value)
+        torch.clear_autocast_cache()

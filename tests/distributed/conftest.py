@@ -267,54 +267,42 @@ def on_two_ranks(in_processes: Calls, tmp_path: Path) -> Callable[[Callable[[Col
 
 # --- what a run may learn beside or instead of rewards --------------------------------------------------------------
 
-ALONE = {"model.algorithm.beta": 0.0}
+PARTS = {
+    name: {
+        "class_path": "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts",
+        "init_args": {"digits": 1, "scratchpad_share": 0.0, "seed": seed},
+    }
+    for seed, name in enumerate(("odd", "even"))
+}
 FEATURES: dict[str, dict[str, Any]] = {
     "demonstrated": {  # two rollouts of four optimiser steps, each of which shows five demonstrations, an odd number
-        **ALONE,
-        "model.algorithm.demonstration_coef": 0.5,
-        "model.algorithm.demonstration_weighting": "uncertain",
-        "model.demonstrations": {"batch_size": 5},
-        "data.steps": 2,
+        "model.algorithm": {"beta": 0.0, "demonstration_coef": 0.5, "demonstration_weighting": "uncertain"},
+        "model": {"demonstrations": {"batch_size": 5}},
+        "data": {"steps": 2},
     },
     "bounded": {  # the second half of each rollout learned from after an update, within a narrow trust region
-        **ALONE,
-        "model.algorithm.surrogate": "dppo_tv",
-        "model.algorithm.epsilon_low": 0.01,
-        "model.algorithm.epsilon_high": 0.01,
-        "model.algorithm.trust_region_top_k": 5,
-        "data.steps": 2,
+        "model.algorithm": {"beta": 0.0, "surrogate": "dppo_tv", "epsilon_low": 0.01, "epsilon_high": 0.01}
+        | {"trust_region_top_k": 5},
+        "data": {"steps": 2},
     },
     "taught": {  # two parts, each with a teacher
-        **ALONE,
-        "model.algorithm.distillation": "jensen_shannon",
-        "model.algorithm.distillation_mix": 0.3,
-        "data.source.class_path": "grpo_pl.data.mixture.MixturePrompts",
-        "data.source.init_args": {
-            "parts": {
-                name: {
-                    "class_path": "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts",
-                    "init_args": {"digits": 1, "scratchpad_share": 0.0, "seed": seed},
-                }
-                for seed, name in enumerate(("odd", "even"))
-            }
-        },
-        "data.allow_overlap": True,
-        "data.steps": 2,
+        "model.algorithm": {"beta": 0.0, "distillation": "jensen_shannon", "distillation_mix": 0.3},
+        "data.source": {"class_path": "grpo_pl.data.mixture.MixturePrompts", "init_args": {"parts": PARTS}},
+        "data": {"allow_overlap": True, "steps": 2},
     },
     "self_taught": {  # the teacher is a moving average that reads a better sibling or the answer
-        **ALONE,
-        "model.privileged": {"user": "{question}{privileged}", "texts": ["{best} ", "{answer} "]},
-        "model.policy.from_scratch.max_position_embeddings": 96,
-        "model.max_tokens_per_microbatch": 96,
-        "model.algorithm.distillation": "jensen_shannon",
-        "model.algorithm.teacher_weights": "average",
-        "model.algorithm.teacher_rate": 0.5,
-        "data.steps": 3,
+        "model.algorithm": {"beta": 0.0, "distillation": "jensen_shannon", "teacher_weights": "average"}
+        | {"teacher_rate": 0.5},
+        "model.policy.from_scratch": {"max_position_embeddings": 96},
+        "model": {"privileged": {"user": "{question}{privileged}", "texts": ["{best} ", "{answer} "]}}
+        | {"max_tokens_per_microbatch": 96},
+        "data": {"steps": 3},
     },
-    "renewed": {"data.steps": 3},  # a reward model that learns on
-    "ahead": {"data.staleness": 2},
-    "in_parts": {"model.partial_rollouts": {"part_length": 3, "steps_in_flight": 2}},
+    "renewed": {"data": {"steps": 3}},  # a reward model that learns on
+    "ahead": {"data": {"staleness": 2}},
+    "in_parts": {"model": {"partial_rollouts": {"part_length": 3, "steps_in_flight": 2}}},
 }
+"""By the part of the configuration: the fields that are others."""
 
 
 @pytest.fixture(scope="session")
@@ -326,19 +314,17 @@ def feature(completed: Calls, five_rollouts: Path, tmp_path_factory: pytest.Temp
         file = folder / f"{name}.yaml"
         if file.exists():
             return file
-        changes = dict(FEATURES[name])
+        tree = yaml.safe_load(five_rollouts.read_text())
+        for place, fields in FEATURES[name].items():
+            reduce(getitem, place.split("."), tree).update(fields)
         if name == "taught":  # by the policy of another run
             teacher = {"path": str(completed("single").path / "export")}
-            changes["model.teachers"] = {"odd": teacher, "even": teacher | {"attn_implementation": "eager"}}
-        tree = yaml.safe_load(five_rollouts.read_text())
+            tree["model"]["teachers"] = {"odd": teacher, "even": teacher | {"attn_implementation": "eager"}}
         if name == "renewed":
             tree["model"]["rewards"].append(_classifier(folder / "model"))
             settings = {"every": 1, "steps": 2, "pairs_per_step": 4, "lr": 0.01, "judge": JUDGE}
             callback = {"class_path": "grpo_pl.callbacks.renewal.RenewRewardModel", "init_args": settings}
-            changes["trainer.callbacks"] = [callback]
-        for path, value in changes.items():
-            *parents, leaf = path.split(".")
-            reduce(getitem, parents, tree)[leaf] = value
+            tree["trainer"]["callbacks"] = [callback]
         file.write_text(yaml.safe_dump(tree))
         return file
 

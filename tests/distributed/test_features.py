@@ -27,7 +27,7 @@ def test_what_is_learned_is_that_of_one_process(
     like_one_process: Calls, completed: Calls, read_metrics: Calls, feature: Calls, name: str, strategy: str
 ) -> None:
     config: Path = feature(name)
-    last = FEATURES[name]["data.steps"]
+    last = FEATURES[name]["data"]["steps"]
     single, ours = like_one_process(strategy, config, rollouts=last), completed(strategy, config)
     took_part = [float(row[LEARNT[name]]) > 0 for row in read_metrics(single.metrics) if LEARNT[name] in row]
     assert len(took_part) == last and (any(took_part) if name == "bounded" else all(took_part))

@@ -1,21 +1,29 @@
-"""What flows through a real run: what rewards are told, what is logged, and when the engine hears of new weights."""
+"""What flows through a real run: what rewards are told, what is logged, and when the engine hears of new weights; runs
+with thinking budgets, without a correctness reward, and in bfloat16."""
 
 import json
+import re
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from grpo_pl.cli.main import main
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
+from grpo_pl.evaluation.curves import read_curves
+from grpo_pl.files.checkpoints import facts_of
+from grpo_pl.functional.gemm import multiplies_bfloat16
 from grpo_pl.policy.trained import find_model
 from grpo_pl.rollout.native.decode_kernel import built_kernels
 from grpo_pl.rollout.native.decoder_choice import SWITCH
+from grpo_pl.rollout.native.engine import NativeEngine
+from grpo_pl.training.module import GRPOModule
+from grpo_pl.training.update import PolicyUpdate
+from tests.training.runs import ReadMetrics, resumed, steps_of
 
-ReadMetrics = Callable[[Path], list[dict[str, str]]]
 SHORT: dict[str, Any] = {"model__cold_start": None, "model__sampling": {"max_completion_length": 8}}
 
 
@@ -23,10 +31,6 @@ def _run(command_line: Any, name: str, **changes: Any) -> Path:
     command_line.done("fit", "--config", command_line.config(name, **changes))
     folder: Path = command_line.runs / name
     return folder / "metrics.csv"
-
-
-def _training(rows: list[dict[str, str]]) -> list[dict[str, str]]:
-    return [row for row in rows if "reward" in row]
 
 
 def _held_out(rows: list[dict[str, str]]) -> list[dict[str, str]]:
@@ -113,7 +117,7 @@ def test_what_has_no_value_in_a_step_is_left_empty(command_line: Any, read_metri
         {"class_path": "grpo_pl.rewards.ExactReward", "init_args": {"correctness": True}},
         {"class_path": "user_parts.Flickering"},
     ]
-    rows = _training(read_metrics(_run(command_line, "flickering", **SHORT, model__rewards=rewards)))
+    rows = steps_of(read_metrics(_run(command_line, "flickering", **SHORT, model__rewards=rewards)))
     assert [float(row["frac_reward_zero_std"]) for row in rows] == [0, 1, 0, 1]
     for name in ("loss", "grad_norm", "entropy", "ratio/mean"):
         assert [name in row for row in rows] == [True, False, True, False]
@@ -124,7 +128,7 @@ def test_kl_is_logged_where_there_is_a_reference_and_begins_at_zero(
     command_line: Any, read_metrics: ReadMetrics
 ) -> None:
     metrics = _run(command_line, "kl", model__algorithm={"group_size": 4, "beta": 0.1})
-    kl = [float(row["kl"]) for row in _training(read_metrics(metrics))]
+    kl = [float(row["kl"]) for row in steps_of(read_metrics(metrics))]
     assert kl[0] == pytest.approx(0.0, abs=1e-9)
     assert all(value > 1e-6 for value in kl[2:])
 
@@ -183,3 +187,184 @@ def test_a_resumed_run_draws_with_what_it_drew_with_or_says_so(command_line: Any
     with pytest.warns(UserWarning, match="and goes on with torch"):
         outcome = command_line("validate", "--config", config, f"--ckpt_path={run / 'checkpoints' / 'last.ckpt'}")
     assert outcome.status == 0, outcome.err
+
+
+def test_a_run_reports_its_budgets_and_a_resumed_one_goes_on(command_line: Any, read_metrics: Any) -> None:
+    config = command_line.config("budgeted", model__sampling__thinking_budget=[1, 4])
+    command_line.done("fit", "--config", config)
+    run = command_line.runs / "budgeted"
+    _, whole = resumed(command_line, read_metrics, run)
+    assert all(1.0 <= float(row["thinking/mean_budget"]) <= 4.0 for row in whole)
+    assert all(float(row["thinking/mean_length"]) <= float(row["thinking/mean_budget"]) for row in whole)
+    assert all(0.0 < float(row["thinking/closed_ratio"]) <= 1.0 for row in whole)
+    export, checkpoint = run / "export", run / "checkpoints" / "rollout-000002.ckpt"
+    assert json.loads((export / "grpo_pl.json").read_text())["thinking_budget"] == [1, 4]
+    assert find_model(export).sampling.thinking_budget == find_model(checkpoint).sampling.thinking_budget == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"model__sampling__thinking_budget": 500}, "leave no room for an answer in max_completion_length"),
+        ({"model__sampling__thinking_budget": 0}, "thinking_budget must be at least 1"),
+        (
+            {"model__sampling__thinking_budget": 3, "model__partial_rollouts": {"part_length": 4}},
+            "thinking_budget does not go with model.partial_rollouts",
+        ),
+        (
+            {"model__sampling__thinking_budget": 3, "model__template": {"thought_end": ""}},
+            "template.thought_end is empty: give the text",
+        ),
+        (
+            {"model__sampling__thinking_budget": 3, "model__template": {"thought_end": "\N{GREEK SMALL LETTER PI}"}},
+            "of which the tokenizer knows only a part",
+        ),
+    ],
+)
+def test_a_budget_that_cannot_be_kept_ends_in_one_line(command_line: Any, settings: Any, told: str) -> None:
+    run = command_line("fit", "--config", command_line.config("refused", **settings))
+    assert run.status in (1, 2) and told in run.err and len(run.err.splitlines()) == 1, run.err
+
+
+FORM = {"class_path": "grpo_pl.rewards.FormatReward", "init_args": {"partial": True}}
+LENGTH = {
+    "class_path": "grpo_pl.rewards.LengthReward",
+    "init_args": {"shape": "budget", "max_length": 2, "weight": 0.5},
+}
+STOPPING = {
+    "class_path": "lightning.pytorch.callbacks.EarlyStopping",
+    "init_args": {
+        "monitor": "val/reward",
+        "mode": "max",
+        "min_delta": 5.0,
+        "patience": 1,
+    },  # after the second validation
+}
+
+
+def test_a_run_is_measured_stopped_and_kept_by_its_held_out_reward(command_line: Any) -> None:
+    short: dict[str, Any] = {"model__cold_start": None, "model__sampling": {"max_completion_length": 8}}
+    trainer = {"accelerator": "cpu", "val_check_interval": 1, "callbacks": [STOPPING]}
+    config = command_line.config("form", model__rewards=[FORM, LENGTH], data__steps=3, trainer=trainer, **short)
+    outcome = command_line.done("fit", "--config", config)
+    assert "No reward has `correctness: true`: val/reward" in outcome.err
+    assert re.search(r"│ reward +│ .*│ reward format +│", outcome.out, re.DOTALL)
+    run = command_line.runs / "form"
+    columns = read_curves(run / "metrics.csv")
+    assert {"val/reward", "val/rewards/format", "val/rewards/length"} <= columns.keys()
+    assert not any(word in name for name in columns for word in ("pass@", "maj@", "greedy", "correct"))
+    sums = zip(columns["val/reward"], columns["val/rewards/format"], columns["val/rewards/length"], strict=True)
+    assert all(total == pytest.approx(form + 0.5 * length, abs=1e-6) for (_, total), (_, form), (_, length) in sums)
+    assert columns["reward"][-1][0] == 1  # stopped after the first rollout
+    facts = facts_of((run / "checkpoints" / "best.ckpt").resolve())
+    assert facts is not None and facts["val/reward"] == pytest.approx(columns["val/reward"][-1][1])
+    page = (run / "report.html").read_text()
+    data = json.loads(page.split('type="application/json" id="data">')[1].split("</script>")[0])
+    assert data["tiles"][0]["label"] == "reward, held out"
+    assert [chart["title"] for chart in data["held_out"]["charts"]] == ["Held-out reward"]
+    assert all(
+        "correct" not in one for rollout in data["samples"] for g in rollout["groups"] for one in g["completions"]
+    )
+    assert not re.search("pass@|maj@", json.dumps([data["held_out"], data["charts"], data["tiles"]]))
+
+
+def test_what_needs_a_right_answer_is_refused_without_one(command_line: Any) -> None:
+    source = {"class_path": "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts", "init_args": {"digits": 1}}
+    curriculum = {"class_path": "grpo_pl.data.curriculum.CurriculumPrompts", "init_args": {"source": source}}
+    config = command_line.config("form2", model__rewards=[FORM], model__cold_start=None)
+    for told, *options in (
+        ("model.algorithm", "--model.algorithm.samples=correct"),
+        ("no validation measures 'val/pass@1'", "--checkpoint.monitor=val/pass@1"),
+        ("CurriculumPrompts, which follows what is solved,", f"--data.source={json.dumps(curriculum)}"),
+    ):
+        outcome = command_line("fit", "--config", config, *options)
+        assert outcome.status == 1 and told in outcome.err, outcome.err
+
+
+AUTO = {"gain": 1.5, "mean_error": 1e-3, "p99_error": 1e-2, "equal_rows": 0.9}
+"""What ``model.compute: auto`` of an earlier version noted where it took bfloat16."""
+
+
+def test_a_run_in_bfloat16_draws_trains_and_validates_in_it(command_line: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, set[bool]] = {"rollout": set(), "update": set()}
+    draw, score = NativeEngine.generate, PolicyUpdate.run
+
+    def drawn(self: Any, *arguments: Any, **options: Any) -> Any:
+        seen["rollout"].add(torch.is_autocast_enabled("cpu"))
+        return draw(self, *arguments, **options)
+
+    def updated(self: Any, *arguments: Any, **options: Any) -> Any:
+        seen["update"].add(torch.is_autocast_enabled("cpu"))
+        return score(self, *arguments, **options)
+
+    monkeypatch.setattr(NativeEngine, "generate", drawn)
+    monkeypatch.setattr(PolicyUpdate, "run", updated)
+    for precision, on in (("bf16-mixed", True), ("32-true", False)):
+        config = command_line.config(f"seen_{precision}", trainer__precision=precision)
+        command_line.done("fit", f"--config={config}", f"--name=seen_{precision}", "--data.steps=2")
+        assert seen == {"rollout": {on}, "update": {on}}
+        run = command_line.runs / f"seen_{precision}"
+        last = run / "checkpoints" / "last.ckpt"
+        assert json.loads((run / "run.json").read_text())["compute"]["precision"] == precision
+        state = torch.load(last, weights_only=True)
+        moments = [value for moment in state["optimizer_states"][0]["state"].values() for value in moment.values()]
+        assert {value.dtype for value in [*state["state_dict"].values(), *moments]} == {torch.float32}
+        seen = {name: set() for name in seen}
+        command_line.done("validate", f"--config={config}", f"--ckpt_path={last}")
+        assert seen == {"rollout": {on}, "update": set()}
+        seen = {name: set() for name in seen}
+        output = command_line.runs / f"seen_{precision}.jsonl"
+        assert main(["predict", f"--model={run}", "--prompts=2", "--samples=2", f"--output={output}"]) == 0
+        assert seen == {"rollout": {on and multiplies_bfloat16()}, "update": set()}
+        seen = {name: set() for name in seen}
+        for model in (run / "export", last):
+            trained = find_model(model)
+            with trained.computing(trained.load_policy("cpu")):
+                assert torch.is_autocast_enabled("cpu") is (on and multiplies_bfloat16())
+    bf16 = command_line.runs / "seen_bf16-mixed"
+    changed = ["--trainer.precision=32-true", "--data.steps=3", "--resume"]
+    outcome = command_line.done("fit", "--config", bf16 / "config.yaml", "--name=seen_bf16-mixed", *changed)
+    assert seen == {"rollout": {False}, "update": {False}}
+    assert "precision 32-true, processes 1" in outcome.err
+    assert find_model(bf16 / "checkpoints" / "last.ckpt").precision == "32-true"
+
+
+@pytest.mark.parametrize(
+    ("noted", "options", "said"),
+    [
+        (AUTO, [], 1),
+        (AUTO, ["--trainer.precision=bf16-mixed"], 0),
+        pytest.param(AUTO | {"gain": 1.29}, [], 0, marks=pytest.mark.slow),
+        pytest.param(AUTO | {"mean_error": float("nan")}, [], 0, marks=pytest.mark.slow),
+        pytest.param({}, [], 0, marks=pytest.mark.slow),
+    ],
+    ids=["bfloat16", "bfloat16_again", "slow", "apart", "exact"],
+)
+def test_a_run_of_an_earlier_version_that_chose_bfloat16_says_so(
+    command_line: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    recwarn: pytest.WarningsRecorder,
+    request: pytest.FixtureRequest,
+    noted: dict[str, float],
+    options: list[str],
+    said: int,
+) -> None:
+    name = request.node.callspec.id
+    config, run = command_line.config(name, data__steps=1), command_line.runs / name
+    save = GRPOModule.on_save_checkpoint
+
+    def saved(self: GRPOModule, checkpoint: dict[str, Any]) -> None:
+        save(self, checkpoint)
+        checkpoint["compute"] = noted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GRPOModule, "on_save_checkpoint", saved)
+        assert command_line("fit", f"--config={config}").status == 0
+    earlier = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(earlier.replace("\nmodel:\n", "\nmodel:\n  compute: auto\n"))
+    assert "compute: auto" in (run / "config.yaml").read_text()
+    recwarn.clear()
+    outcome = command_line.done("fit", f"--config={config}", "--resume", "--data.steps=2", *options)
+    lines = [*map(str, (w.message for w in recwarn)), *outcome.err.splitlines()]
+    assert len([line for line in lines if "bf16-mixed goes on as before" in line]) == said
+    assert "model.compute: " not in "".join(line for line in lines if line.startswith("changed"))

@@ -1,6 +1,9 @@
-"""Rollouts that are drawn ahead of their updates: which weights they are from, and that nothing else matters."""
+"""Rollouts that are drawn ahead of their updates: which weights they are from, that nothing else matters, how the
+thread that draws them is stopped, and what it leaves as it was."""
 
 import re
+import threading
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,14 +21,16 @@ from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards import ExactReward
+from grpo_pl.rollout.copy_engine import CopyEngine
 from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.sampler import CompletionSampler
+from grpo_pl.training import prefetch
 from grpo_pl.training.collect import Collector
 from grpo_pl.training.module import GRPOModule
-from grpo_pl.training.prefetch import PrefetchedRollouts
+from grpo_pl.training.prefetch import PrefetchedRollouts, earlier_weights
 from grpo_pl.training.sync_proof import OutOfSync, SyncProof
-from grpo_pl.types import SamplingParams
+from grpo_pl.types import GenerateRequest, SampleKey, SamplingParams
 from tests.training.runs import ReadMetrics, assert_same_end, resumed, steps_of
 
 pytestmark = pytest.mark.usefixtures("forked")
@@ -262,8 +267,15 @@ def test_a_second_fit_of_a_module_has_the_engine_and_the_correction_of_its_own_s
 class Ahead:
     """Rollouts of four steps, two of them ahead, of a policy that the test updates."""
 
-    def __init__(self, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **algorithm: Any) -> None:
-        self.policy, self.engine = policy, NativeChildEngine()
+    def __init__(
+        self,
+        policy: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        engine: CopyEngine | None = None,
+        stopped: bool = False,
+        **algorithm: Any,
+    ) -> None:
+        self.policy, self.engine = policy, engine or NativeChildEngine()
         source = ArithmeticPrompts(digits=1, scratchpad_share=0.0)
         self.data = RolloutDataModule(source, steps=4, prompts_per_step=2, staleness=2)
         collector = Collector(
@@ -274,7 +286,7 @@ class Ahead:
             seed=0,
             collective=Collective(),
             report=lambda *_: None,
-            should_stop=lambda: False,
+            should_stop=lambda: stopped,
         )
         self.rollouts = PrefetchedRollouts(
             collector=collector, policy=policy, data=self.data, proof=SyncProof(), precision=nullcontext
@@ -300,8 +312,8 @@ class Ahead:
 def ahead(tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Any:
     made: list[Ahead] = []
 
-    def make(**algorithm: Any) -> Ahead:
-        made.append(Ahead(tiny_policy, tokenizer, **algorithm))
+    def make(**options: Any) -> Ahead:
+        made.append(Ahead(tiny_policy, tokenizer, **options))
         return made[-1]
 
     yield make
@@ -332,7 +344,7 @@ def test_what_was_not_drawn_from_the_policy_of_its_launch_is_in_no_checkpoint_an
     run = ahead()
     run.take()
     run.rollouts.wait()
-    for one in run.rollouts._pipeline.pending:  # as if the engine had drawn from other weights
+    for one in run.rollouts.pending:  # as if the engine had drawn from other weights
         one.weights = [torch.randn_like(weight) for weight in one.weights or []]
     told = "it was not drawn from the policy's weights"
     assert run.rollouts.finish() == {1: told, 2: told}
@@ -340,3 +352,59 @@ def test_what_was_not_drawn_from_the_policy_of_its_launch_is_in_no_checkpoint_an
         run.rollouts.state_dict()
     with pytest.raises(OutOfSync, match="rollout 2 was not drawn from the policy's weights"):
         run.take()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["DeafEngine", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("StartingEngine", "LoadingEngine"))],
+)
+def test_a_run_that_is_told_to_stop_waits_for_no_engine(
+    ahead: Callable[..., Ahead], tiny_policy: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The engine is starting, loading weights, or drawing without a look at anything, for 300 s each. A rollout that
+    nobody needs any more is at work, and another waits behind it."""
+    monkeypatch.syspath_prepend(PLAYED.parent)
+    monkeypatch.setattr(prefetch, "FINISH_WITHIN_S", 1.0)
+    monkeypatch.setattr("grpo_pl.rollout.child.engine_process.STOP_LIMIT_S", 0.5)
+    import child_engines
+
+    engine = getattr(child_engines, kind)()
+    run = ahead(engine=engine, stopped=True)
+    keys = [[SampleKey(seed=0, split="train", step=0, attempt=0, prompt_id=0, sample=0)]]
+    request = GenerateRequest(prompt_ids=[[1]], keys=keys, sampling=SamplingParams(), eos_token_ids=[], pad_token_id=0)
+
+    def draw(progress: Any, should_stop: Any) -> Any:
+        return engine.generate(tiny_policy, request, should_stop=should_stop), None
+
+    for step, version in enumerate((1, 0)):
+        engine.updates = run.data.completed_rollouts = version
+        engine.update_weights(tiny_policy)
+        run.rollouts.begin(step, draw)
+    run.data.completed_rollouts = 1
+    for _ in range(2):  # for a checkpoint, and for another at the end
+        assert run.rollouts.finish() == {1: "it was not done in time"}
+    run.rollouts.close()
+    engine.close()
+    deadline = time.monotonic() + 60.0
+    while any(thread.name.startswith("grpo_pl-rollouts") for thread in threading.enumerate()):
+        assert time.monotonic() < deadline, "the thread is still at work"
+        time.sleep(0.05)
+
+
+def test_threads_are_given_back(ahead: Callable[..., Ahead]) -> None:
+    before = torch.get_num_threads()
+    run = ahead()
+    assert run.engine.threads == max(1, before // 2)
+    run.rollouts.close()
+    assert (run.engine.threads, torch.get_num_threads()) == (None, before)
+
+
+def test_earlier_weights_show_under_an_autocast_that_keeps_casts() -> None:
+    layer, ones = torch.nn.Linear(2, 1, bias=False), torch.ones(1, 2)
+    torch.nn.init.ones_(layer.weight)
+    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=True):
+        found = [layer(ones).item()]
+        with earlier_weights(layer, [torch.full((1, 2), 3.0)]):
+            found.append(layer(ones).item())
+        found.append(layer(ones).item())
+    assert found == [2.0, 6.0, 2.0]

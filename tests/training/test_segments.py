@@ -1,16 +1,16 @@
 """The loss of samples that have several segments: each counts once, whatever it consists of."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from grpo_pl.objective.algorithm import GRPOAlgorithm
-from grpo_pl.rollout.decoding import pad_left
 from grpo_pl.training.experience import Experience
-from grpo_pl.types import Rollout
 from tests import gradient_step
 
 LONGEST = 10
@@ -34,26 +34,13 @@ def _experience(algorithm: GRPOAlgorithm, old: list[Tensor] | None = None) -> Ex
         rows.append([token for _, prompt, (_, ids, _) in parts for token in prompt + ids])
         index.append([k for n, prompt, (_, ids, _) in parts for k in [-n] * len(prompt) + [n] * len(ids)])
         written.append([w for _, prompt, (_, _, own) in parts for w in [0] * len(prompt) + own])
-    prompt_ids, prompt_mask = pad_left([segments[0][0] for segments in SAMPLES], 0)
-    length = max(map(len, rows))
-    completion_ids, segment_index, action_mask = (
-        torch.tensor([values + [0] * (length - len(values)) for values in table]) for table in (rows, index, written)
-    )
-    action_mask = action_mask.bool()
-    rollout = Rollout(
-        group_size=2,
-        prompt_ids=prompt_ids,
-        prompt_mask=prompt_mask,
-        completion_ids=completion_ids,
-        completion_mask=torch.tensor([[i < len(row) for i in range(length)] for row in rows]),
-        sampling_logprobs=torch.zeros(completion_ids.shape, dtype=torch.float64),
-        finish_reasons=["environment"] * 2,
-        action_mask=action_mask,
-        segment_index=segment_index,
-    )
+    segment_index, action_mask = (pad_sequence(list(map(torch.tensor, table)), True) for table in (index, written))
+    rollout = gradient_step.rollout_of([segments[0][0] for segments in SAMPLES], rows)
+    rollout = replace(rollout, action_mask=action_mask.bool(), segment_index=segment_index)
     before = None
     if old is not None:
-        before = torch.zeros(completion_ids.shape, dtype=torch.float64).masked_scatter(action_mask, torch.cat(old))
+        zeros = torch.zeros(rollout.action_mask.shape, dtype=torch.float64)
+        before = zeros.masked_scatter(rollout.action_mask, torch.cat(old))
     values = torch.tensor([REWARDS], dtype=torch.float64)
     return gradient_step.experience_of(rollout, algorithm, values, longest=LONGEST, old_logprobs=before)
 
