@@ -8,10 +8,10 @@ import platform
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields
 from datetime import UTC, datetime
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +25,6 @@ from grpo_pl.files.runs import RunFolder, keep_config
 from grpo_pl.files.writing import best_effort, staged
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.training.module import GRPOModule
-from grpo_pl.types import Problem
 
 LONGEST_EXAMPLE = 8000
 """Most characters of an example, as JSON."""
@@ -107,21 +106,18 @@ def plain_fields(algorithm: GRPOAlgorithm) -> dict[str, Any]:
     return values if plain and type(algorithm) is GRPOAlgorithm else {}
 
 
-def example_of(problem: Problem) -> dict[str, Any] | None:
-    """A problem as an example for people: ``problem``, ``answer``, and the further ``columns`` that its rewards may
-    read; None where it has no question, or more text than a form should begin with."""
-    example = {"problem": problem.question, "answer": problem.answer, "columns": dict(problem.columns)}
-    try:
-        size = len(json.dumps(example))
-    except (TypeError, ValueError):  # a column of other than JSON types
-        return None
-    return example if problem.question.strip() and size <= LONGEST_EXAMPLE else None
-
-
 def examples_of(data: RolloutDataModule) -> list[dict[str, Any]]:
-    """The first held-out problems that can be examples, three at most."""
-    problems = (problem for problems in data.held_out().values() for problem in problems)
-    return list(islice((example for problem in problems if (example := example_of(problem))), 3))
+    """Up to three held-out problems as examples for people: ``problem``, ``answer``, and the further ``columns`` that
+    rewards may read; those without a question, or with more text than a form should begin with, are left out."""
+    examples: list[dict[str, Any]] = []
+    for problem in (problem for problems in data.held_out().values() for problem in problems):
+        example = {"problem": problem.question, "answer": problem.answer, "columns": dict(problem.columns)}
+        with suppress(TypeError, ValueError):  # a column of other than JSON types
+            if problem.question.strip() and len(json.dumps(example)) <= LONGEST_EXAMPLE:
+                examples.append(example)
+        if len(examples) == 3:
+            break
+    return examples
 
 
 def data_digest(data: RolloutDataModule) -> str:

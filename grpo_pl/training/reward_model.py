@@ -65,21 +65,17 @@ def load_classifier(config: PolicyConfig, tokenizer: PreTrainedTokenizerBase, *,
     return model.train()
 
 
-def text_scores(model: Any, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, max_length: int) -> Tensor:
-    """(N,) float32: the first logit of each text, cut at the left and tokenized as a `ModelReward` does."""
+def pair_scores(
+    model: Any, tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Preference], *, max_length: int
+) -> tuple[Tensor, Tensor]:
+    """Scores of the preferred and of the other completions in one forward pass, (N,) float32 each: the first logit of
+    each text, cut at the left and tokenized as a `ModelReward` does."""
+    texts = [*(pair.prompt + pair.chosen for pair in pairs), *(pair.prompt + pair.rejected for pair in pairs)]
     texts = [text.encode(errors="replace").decode() for text in texts]  # lone surrogates
     batch = tokenizer(texts, padding=True, truncation=True, max_length=max_length, return_tensors="pt")
     names = [name for name in tokenizer.model_input_names if name in batch]
     logits: Tensor = model(**{name: batch[name].to(model.device) for name in names}).logits
-    return logits[:, 0].float()
-
-
-def pair_scores(
-    model: Any, tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Preference], *, max_length: int
-) -> tuple[Tensor, Tensor]:
-    """Scores of the preferred and of the other completions, (N,) each, in one forward pass."""
-    texts = [*(pair.prompt + pair.chosen for pair in pairs), *(pair.prompt + pair.rejected for pair in pairs)]
-    chosen, rejected = text_scores(model, tokenizer, texts, max_length=max_length).chunk(2)
+    chosen, rejected = logits[:, 0].float().chunk(2)
     return chosen, rejected
 
 
@@ -167,10 +163,8 @@ class RewardModelModule(LightningModule):
         optimizer.zero_grad(set_to_none=True)
         self.manual_backward(loss)
         norm = self.optimization.clip_gradients(self.parameters())
-        right, count = (
-            agreements(chosen.detach(), rejected.detach()).sum(),
-            torch.tensor(len(batch), device=self.device),
-        )
+        right = agreements(chosen.detach(), rejected.detach()).sum()
+        count = torch.tensor(len(batch), device=self.device)
         found = self.collective.ratios({"loss": (loss.detach() * len(batch), count), "agreement": (right, count)})
         taken = bool(torch.isfinite(norm)) and math.isfinite(found["loss"])  # the same on all processes
         if taken:

@@ -54,16 +54,8 @@ def folders(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPat
     for name, given in SHAPES.items():
         shape = dict(given)
         seed, padding = shape.pop("init_seed"), shape.pop("vocabulary", 0)
-        settings = {
-            "model_type": "qwen2",
-            "intermediate_size": 32,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 64,
-            "initializer_range": 0.3,
-            "vocab_size": len(tokenizer) + padding,
-            **shape,
-        }
+        sizes = {"max_position_embeddings": 64, "initializer_range": 0.3, "vocab_size": len(tokenizer) + padding}
+        settings = {"model_type": "qwen2", **gradient_step.SHAPE, **sizes, **shape}
         found[name] = tmp_path_factory.mktemp(name)
         load_model(PolicyConfig(from_scratch=settings, init_seed=seed), tokenizer).save_pretrained(found[name])
         tokenizer.save_pretrained(found[name])
