@@ -48,10 +48,10 @@ def step_tensors(
         rows.append(steps)
     width = max(1, *(len(steps) for steps in rows))
     padded = [[v for v, _ in steps] + [torch.nan] * (width - len(steps)) for steps in rows]
-    values = torch.tensor(padded, dtype=torch.float64)
+    table = torch.tensor(padded, dtype=torch.float64)
     ends_at = torch.tensor([[end for _, end in steps] + [0] * (width - len(steps)) for steps in rows])
     device = samples.rollout.completion_ids.device
-    return values.to(device), ends_at.to(device)
+    return table.to(device), ends_at.to(device)
 
 
 def tokens_at(
