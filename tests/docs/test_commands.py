@@ -67,7 +67,7 @@ RUN_BY = {
     rf"{QUICKSTART} --profile": "tests/callbacks/test_profiling.py::test_fit_prints_a_profile_when_asked",
     r"grpo-pl fit .*--resume": "tests/cli/test_main.py::test_a_resumed_run_goes_on_bit_for_bit",
     r"torchrun --nproc-per-node [2N] .*": "tests/distributed/test_invariance.py::"
-    "test_final_weights_are_those_of_one_process",
+    "test_samples_metrics_and_weights_are_those_of_one_process",
     r"grpo-pl fit --help": "tests/cli/test_main_mistakes.py::test_the_stored_page_is_what_the_parser_would_say",
     r"grpo-pl fit --data\.source\.help CLASS": "tests/cli/test_main_mistakes.py::"
     "test_help_on_a_part_shows_its_options_alone",

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from grpo_pl.files.checkpoints import newest_whole, rollouts_of
-from grpo_pl.training import pipeline
+from grpo_pl.training import prefetch
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -50,7 +50,7 @@ def test_sigterm_finishes_and_stores_what_is_under_way(
 def test_what_takes_too_long_after_sigterm_is_in_no_checkpoint(
     ahead: Any, assert_same_end: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "FINISH_WITHIN_S", 0.1)
+    monkeypatch.setattr(prefetch, "FINISH_WITHIN_S", 0.1)
     process = ahead.start("--resume", "--model.engine.init_args.pause_s=0.1")
     _sigterm_after(process, ahead, 1)
     assert newest_whole(ahead.run / "checkpoints", warn=pytest.fail) is None
