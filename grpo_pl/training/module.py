@@ -148,8 +148,7 @@ class GRPOModule(PolicyModule):
         self.engine.close()  # a copy of weights that it kept would be that of an earlier fit
         self._sync_proof = SyncProof()
         if stage == "fit":
-            if self.trainer.strategy.root_device.type == "cpu":
-                keep_freed_memory()
+            keep_freed_memory()
             self.prepare_staleness(self._data.staleness)
             checks.check_averaging(self)
             if self.trainer.fast_dev_run:  # type: ignore[attr-defined]  # Lightning would count optimizer steps as well
@@ -171,9 +170,8 @@ class GRPOModule(PolicyModule):
             return []
         group_size, longest = self.algorithm.group_size, self.sampling.max_completion_length
         episodes = self.environment is not None
-        found = derive(
-            run_facts(self.policy_config, group_size, longest, self.cold_start, data, episodes=episodes), unset
-        )
+        facts = run_facts(self.policy_config, group_size, longest, self.cold_start, data, episodes=episodes)
+        found = derive(facts, unset)
         self.take_derived({each.field: each.value for each in found}, data)
         return found
 
@@ -384,10 +382,8 @@ class GRPOModule(PolicyModule):
     def _policy_update(self, step: int) -> PolicyUpdate:
         demonstrated = None
         if self.demonstrations is not None:
-            source, dialogue = self._data.source, self.sampler.dialogue
-            demonstrated = partial(
-                self.demonstrations.of_step, step, algorithm=self.algorithm, source=source, dialogue=dialogue
-            )
+            of_step, source, dialogue = self.demonstrations.of_step, self._data.source, self.sampler.dialogue
+            demonstrated = partial(of_step, step, algorithm=self.algorithm, source=source, dialogue=dialogue)
         return PolicyUpdate(
             algorithm=self._entropy_control.objective(self.algorithm),
             optimization=self.optimization,
