@@ -269,7 +269,11 @@ class _HeadScores(torch.autograd.Function):
                 if to_hidden is not None:
                     to_hidden[rows] = product(slope, narrow).to(hidden.dtype)
                 if to_weight is not None:
-                    _add_gram(to_weight, slope, inputs)
+                    block = max(
+                        1, _BLOCK_ELEMENTS // inputs.shape[-1]
+                    )  # of the vocabulary: no second tensor that large
+                    for start in range(0, len(to_weight), block):
+                        to_weight[start : start + block] += gram(slope[:, start : start + block], inputs)
         to_weight = None if to_weight is None else to_weight.to(weight.dtype)
         to_bias = None if to_bias is None else to_bias.to(bias.dtype)
         return to_hidden, to_weight, to_bias, *([None] * 7)
@@ -328,13 +332,6 @@ def _logits(inputs: Tensor, weight: Tensor, bias: Tensor | None, temperature: fl
         logits += bias.to(logits.dtype)
     logits = logits.to(_wide(logits.dtype))
     return logits if temperature == 1.0 else logits.div_(temperature)
-
-
-def _add_gram(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total (V, H) += leftᵀ right, one block of the vocabulary at a time, to avoid a second tensor of that size."""
-    block = max(1, _BLOCK_ELEMENTS // right.shape[-1])
-    for start in range(0, total.shape[0], block):
-        total[start : start + block] += gram(left[:, start : start + block], right)
 
 
 def _chunks(tokens: int, vocabulary: int, *, taught: bool = False) -> list[slice]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,8 +52,8 @@ def _patch(model: PreTrainedModel, *, norm: Any, feed_forward: Any, attention: A
     patched = []
     for module in model.modules():
         forward = type(module).forward
-        known = norm if forward in _known_norms() else feed_forward if _is_gated(module) else None
-        if attention is not None and forward in _known_attention():
+        known = norm if forward in _known("RMSNorm") else feed_forward if _is_gated(module) else None
+        if attention is not None and forward in _known("Attention"):
             known = attention
         if known is not None and "forward" not in vars(module):
             module.forward = partial(known, module)
@@ -66,39 +67,16 @@ def is_fused(model: PreTrainedModel) -> bool:
 
 
 def _is_gated(module: Any) -> bool:
-    return type(module).forward in _known_blocks() and type(module.act_fn).__name__ in ("SiLU", "SiLUActivation")
+    return type(module).forward in _known("MLP") and type(module.act_fn).__name__ in ("SiLU", "SiLUActivation")
 
 
 @cache
-def _known_norms() -> frozenset[Any]:
-    """The ``forward`` of each RMS norm whose formula is the one here."""
-    from transformers.models.llama.modeling_llama import LlamaRMSNorm
-    from transformers.models.mistral.modeling_mistral import MistralRMSNorm
-    from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
-    from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
-
-    return frozenset(norm.forward for norm in (LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm))
-
-
-@cache
-def _known_blocks() -> frozenset[Any]:
-    """Likewise of each feed-forward block."""
-    from transformers.models.llama.modeling_llama import LlamaMLP
-    from transformers.models.mistral.modeling_mistral import MistralMLP
-    from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
-    from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
-
-    return frozenset(block.forward for block in (LlamaMLP, MistralMLP, Qwen2MLP, Qwen3MLP))
-
-
-@cache
-def _known_attention() -> frozenset[Any]:
-    from transformers.models.llama.modeling_llama import LlamaAttention
-    from transformers.models.mistral.modeling_mistral import MistralAttention
-    from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
-    from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
-
-    return frozenset(block.forward for block in (LlamaAttention, MistralAttention, Qwen2Attention, Qwen3Attention))
+def _known(kind: str) -> frozenset[Any]:
+    """The ``forward`` of each ``RMSNorm``, ``MLP`` or ``Attention`` whose formula is the one here."""
+    families = {name: f"transformers.models.{name}.modeling_{name}" for name in ("llama", "mistral", "qwen2", "qwen3")}
+    return frozenset(
+        getattr(import_module(path), f"{name.capitalize()}{kind}").forward for name, path in families.items()
+    )
 
 
 def _norm_on_gpu(module: Any, x: Tensor) -> Tensor:

@@ -7,19 +7,19 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import Tensor
 
 from grpo_pl.policy.weights import checkpoint_weights, is_sharded
 from grpo_pl.rollout.child.model_spec import ModelSpec
-from grpo_pl.rollout.engine import EngineDied, ProgressFn, RolloutEngine, RolloutInterrupted
+from grpo_pl.rollout.engine import EngineDied, RolloutEngine, RolloutInterrupted, Watching
 from grpo_pl.types import GenerateRequest, Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from grpo_pl.rollout.episodes import EngineOutput
+    from grpo_pl.rollout.episodes import AnyRequest, EngineOutput
 
 log = logging.getLogger(__name__)
 
@@ -69,10 +69,8 @@ class CopyEngine(RolloutEngine):
         """
 
     @abstractmethod
-    def _draw(
-        self, request: GenerateRequest, progress: ProgressFn | None, should_stop: Callable[[], bool] | None
-    ) -> Rollout:
-        """Draws from the weights of the last push."""
+    def _draw(self, request: AnyRequest, **watching: Unpack[Watching]) -> EngineOutput:
+        """Draws from the weights of the last push; episodes only where the engine has a ``play``."""
 
     def update_weights(self, model: PreTrainedModel) -> None:
         self._update_calls += 1
@@ -100,26 +98,18 @@ class CopyEngine(RolloutEngine):
         """True if a push is due; the same on all ranks, unless a copy is lost."""
         return self._pushed != (self._update_calls if self._snapshot is None else self._snapshot)
 
-    def generate(
-        self,
-        model: PreTrainedModel,
-        request: GenerateRequest,
-        *,
-        progress: ProgressFn | None = None,
-        should_stop: Callable[[], bool] | None = None,
-    ) -> Rollout:
-        return self._with_weights(model, lambda: (self._draw(request, progress, should_stop), []), should_stop)[0]
+    def generate(self, model: PreTrainedModel, request: GenerateRequest, **watching: Unpack[Watching]) -> Rollout:
+        return self._with_weights(model, request, **watching)[0]
 
-    def _with_weights(
-        self, model: PreTrainedModel, draw: Callable[[], EngineOutput], should_stop: Callable[[], bool] | None
-    ) -> EngineOutput:
-        """Calls ``draw`` once the copy has the weights, and again if it is lost meanwhile."""
+    def _with_weights(self, model: PreTrainedModel, request: AnyRequest, **watching: Unpack[Watching]) -> EngineOutput:
+        """Draws once the copy has the weights, and again if it is lost meanwhile."""
+        should_stop = watching.get("should_stop")
         for first in (True, False):
             self._should_stop = should_stop
             try:
                 if self._stale:
                     self._push(model)
-                rollout, episodes = draw()
+                rollout, episodes = self._draw(request, **watching)
                 break
             except EngineDied as death:
                 self._pushed = None

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from grpo_pl.functional.sampling import Noise, draw_tokens, kept_tokens, likeliest_tokens, sample_key, truncate_logits
-from grpo_pl.rollout.engine import PolicyDiverged, ProgressFn, RolloutInterrupted
+from grpo_pl.rollout.engine import PolicyDiverged, RolloutInterrupted, Watching
 from grpo_pl.rollout.texts import TextStream
 from grpo_pl.types import NO_TOKEN, GenerateRequest, Rollout, SampleKey
 
@@ -24,9 +24,7 @@ class DecodeMonitor:
         texts: the text of each row, if a stop string may end it; else empty.
     """
 
-    def __init__(
-        self, request: GenerateRequest, *, progress: ProgressFn | None, should_stop: Callable[[], bool] | None
-    ) -> None:
+    def __init__(self, request: GenerateRequest, **watching: Unpack[Watching]) -> None:
         assert request.sampling.thinking_budget is None, "draw_completions keeps to a budget, engines do not"
         self.request, self.sampling, self.eos = request, request.sampling, set(request.eos_token_ids)
         self.limits = None if request.limits is None else request.row_limits
@@ -34,7 +32,7 @@ class DecodeMonitor:
         if (stops := request.stops) is not None:
             rows = len(request.keys) * request.group_size
             self.texts = [TextStream(stops.tokenizer, stops.texts, prefix=stops.prefix) for _ in range(rows)]
-        self._progress, self._should_stop = progress, should_stop
+        self._progress, self._should_stop = watching.get("progress"), watching.get("should_stop")
         self._tokens = self._finished = 0
         self._supports: list[tuple[Tensor, int, Tensor]] = []  # rows, position, tokens left to draw from
         self._tops: list[tuple[Tensor, Tensor | int, Tensor, Tensor]] = []  # as `record_top` got them
@@ -184,9 +182,8 @@ def assemble(
     kept = completion_mask(completion_ids, monitor.request.eos_token_ids)
     kept &= torch.cat([_widen(torch.ones_like(tokens, dtype=torch.bool), width, False) for tokens, _ in drawn])
     if monitor.limits is not None:
-        kept &= torch.arange(width, device=kept.device) < kept.new_tensor(monitor.limits, dtype=torch.int64).unsqueeze(
-            1
-        )
+        limits = torch.tensor(monitor.limits, device=kept.device).unsqueeze(1)  # (B, 1)
+        kept &= torch.arange(width, device=kept.device) < limits
     for row, text in enumerate(texts):
         if text.stopped:
             kept[row, len(text.tokens) :] = False

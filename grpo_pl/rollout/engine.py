@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from signal import Signals
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from grpo_pl.policy.loading import end_token_ids
 from grpo_pl.types import GenerateRequest, Rollout, SampleKey, SamplingParams, StopStrings, ThoughtEnd
@@ -20,6 +20,24 @@ if TYPE_CHECKING:
 
 ProgressFn = Callable[[int, int], None]
 """Called as ``progress(tokens_drawn, completions_finished)`` now and then while an engine works."""
+
+
+class Watching(TypedDict, total=False):
+    """How a caller follows a rollout and ends it: keywords of `RolloutEngine.generate`, handed on by all in between."""
+
+    progress: ProgressFn | None
+    should_stop: Callable[[], bool] | None
+
+
+def counting_on(watching: Watching, tokens: int, finished: int, *, ends: bool = True) -> Watching:
+    """The same for a part of a rollout, whose progress goes on counting from here.
+
+    Args:
+        ends: false if no completion of the part counts as finished.
+    """
+    if (progress := watching.get("progress")) is None:
+        return watching
+    return {**watching, "progress": lambda more, done: progress(tokens + more, finished + done * ends)}
 
 
 class RolloutEngine(ABC):

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Unpack, runtime_checkable
 
 import torch
 
@@ -20,7 +20,7 @@ from grpo_pl.environments.pool import EnvironmentPool, PoolLimits
 from grpo_pl.functional.sampling import small_seed
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.loading import context_length
-from grpo_pl.rollout.engine import ProgressFn, RolloutEngine, RolloutInterrupted, generate_request
+from grpo_pl.rollout.engine import RolloutEngine, RolloutInterrupted, Watching, counting_on, generate_request
 from grpo_pl.rollout.episode_rows import Episode, EpisodeRow, Segment, Turn, rollout_of
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.thinking import draw_completions
@@ -65,14 +65,7 @@ EngineOutput = tuple[Rollout, list[Episode]]
 class PlaysEpisodes(Protocol):
     """An engine that plays whole episodes, beside environments of its own; for others every turn is a ``generate``."""
 
-    def play(
-        self,
-        model: PreTrainedModel,
-        request: EpisodeRequest,
-        *,
-        progress: ProgressFn | None = None,
-        should_stop: Callable[[], bool] | None = None,
-    ) -> EngineOutput:
+    def play(self, model: PreTrainedModel, request: EpisodeRequest, **watching: Unpack[Watching]) -> EngineOutput:
         """Arguments, result and errors are those of `run_episodes`."""
 
 
@@ -86,8 +79,7 @@ def run_episodes(
     keys: Sequence[Sequence[SampleKey]],
     sampling: SamplingParams,
     limits: EpisodeSettings,
-    progress: ProgressFn | None = None,
-    should_stop: Callable[[], bool] | None = None,
+    **watching: Unpack[Watching],
 ) -> EngineOutput:
     """Plays G episodes of each of P problems, which all begin with the same reset: B = P · G rows, and their episodes.
 
@@ -101,8 +93,8 @@ def run_episodes(
         pool: none of its episodes is open; afterwards none is either, and after an error it is closed.
         keys: (P, G) names of the episodes, at turn 0.
         sampling: how actions are drawn; ``max_completion_length`` is the most tokens of one action.
-        progress: called with the tokens of actions drawn and the episodes that have ended.
-        should_stop: asked between tokens and while environments work.
+        watching: ``progress`` is called with the tokens of actions drawn and the episodes that have ended, and
+            ``should_stop`` asked between tokens and while environments work.
 
     Raises:
         ValueError: before the first reset: limits that the context has no room for, a template that rewrites earlier
@@ -133,8 +125,8 @@ def run_episodes(
         context=context,
     )
     if isinstance(engine, PlaysEpisodes):
-        return engine.play(model, request, progress=progress, should_stop=should_stop)
-    return play_episodes(request, engine, model, pool, device=model.device, progress=progress, should_stop=should_stop)
+        return engine.play(model, request, **watching)
+    return play_episodes(request, engine, model, pool, device=model.device, **watching)
 
 
 def play_episodes(
@@ -144,8 +136,7 @@ def play_episodes(
     pool: EnvironmentPool,
     *,
     device: torch.device,
-    progress: ProgressFn | None,
-    should_stop: Callable[[], bool] | None,
+    **watching: Unpack[Watching],
 ) -> EngineOutput:
     """Plays the episodes in this process, every turn by ``engine``; the rest as `run_episodes`."""
     owners = [(p, key) for p, group in enumerate(request.first.keys) for key in group]
@@ -156,7 +147,7 @@ def play_episodes(
     try:
         pool.start()
         turns = engine.continuing(model, rows=min(batch, len(rows)))
-        driver = _Driver(request, engine, turns, model, pool, progress, should_stop)
+        driver = _Driver(request, engine, turns, model, pool, watching)
         for begin in range(0, len(rows), batch):
             driver.play(rows[begin : begin + batch])
         for row in rows:
@@ -176,8 +167,7 @@ class _Driver:
     turns: RolloutEngine  # draws most turns: it may keep what it computed for the next one
     model: PreTrainedModel
     pool: EnvironmentPool
-    progress: ProgressFn | None
-    should_stop: Callable[[], bool] | None
+    watching: Watching
     tokens: int = 0  # of actions drawn
     ended: int = 0  # episodes
     dialogues: dict[str, Dialogue] = field(default_factory=dict)  # of environments that write their prompts
@@ -204,13 +194,13 @@ class _Driver:
             assert row.finish is not None
             row.conclude(row.finish, due)
         self.ended += sum(row.finish is not None for row in rows)
-        if self.progress is not None:
-            self.progress(self.tokens, self.ended)
+        if (progress := self.watching.get("progress")) is not None:
+            progress(self.tokens, self.ended)
 
     def _answers(self, rows: Sequence[EpisodeRow]) -> list[tuple[EpisodeRow, Transition]]:
-        found: dict[int, Transition] = {}
+        found, should_stop = dict[int, Transition](), self.watching.get("should_stop")
         while len(found) < len(rows):
-            if self.should_stop is not None and self.should_stop():
+            if should_stop is not None and should_stop():
                 raise RolloutInterrupted
             found |= self.pool.collect(0.2)  # seconds until `should_stop` is asked again
         return [(row, found[row.number]) for row in rows]
@@ -236,8 +226,7 @@ class _Driver:
     def _act(self, rows: Sequence[EpisodeRow]) -> None:
         """Draws the next action of each row and begins to play it. A row that has less left of the context than others
         draw is drawn apart from them, because a model or an engine may go no further."""
-        dialogue, first, progress = self.request.dialogue, self.request.first, self.progress
-        context = self.request.context
+        dialogue, first, context = self.request.dialogue, self.request.first, self.request.context
         longest = min(first.sampling.max_completion_length, max(row.room(context) for row in rows))
         parts = dict[int, list[EpisodeRow]]()
         for row in rows:
@@ -250,13 +239,9 @@ class _Driver:
                 keys=[[row.next_key] for row in part],
                 sampling=replace(first.sampling, max_completion_length=most),
             )
-            drawn = draw_completions(
-                self.turns if most == longest else self.engine,
-                self.model,
-                request,
-                progress=None if progress is None else lambda tokens, _: progress(self.tokens + tokens, self.ended),
-                should_stop=self.should_stop,
-            )
+            engine = self.turns if most == longest else self.engine
+            watching = counting_on(self.watching, self.tokens, self.ended, ends=False)
+            drawn = draw_completions(engine, self.model, request, **watching)
             tensors = (drawn.completion_ids, drawn.sampling_logprobs, drawn.action_mask, drawn.lengths)
             tokens_of, logprobs_of, written, lengths = (tensor.tolist() for tensor in tensors)
             for i, (row, length, reason) in enumerate(zip(part, lengths, drawn.finish_reasons, strict=True)):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from grpo_pl.policy.loading import end_token_ids
 from grpo_pl.rollout.decoding import pad_left
-from grpo_pl.rollout.engine import ProgressFn, generate_request
+from grpo_pl.rollout.engine import Watching, counting_on, generate_request
 from grpo_pl.rollout.sampler import CompletionSampler, Samples
 from grpo_pl.rollout.texts import TextStream
 from grpo_pl.types import NO_VERSION, FinishReason, Problem, Rollout, SampleKey, SamplingParams, StopStrings
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 RowIndex = tuple[int, int]
 """Index of a group in a list, and of a completion in it."""
+_TENSORS = ("tokens", "logprobs", "versions")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,21 +39,12 @@ class PartialCompletion:
 
     def first(self, count: int, finish_reason: FinishReason | None) -> PartialCompletion:
         """Its first tokens, in memory of their own."""
-        return PartialCompletion(
-            tokens=self.tokens[:count].clone(),
-            logprobs=self.logprobs[:count].clone(),
-            versions=self.versions[:count].clone(),
-            finish_reason=finish_reason,
-        )
+        tensors = {name: getattr(self, name)[:count].clone() for name in _TENSORS}
+        return PartialCompletion(**tensors, finish_reason=finish_reason)
 
     def followed_by(self, more: PartialCompletion) -> PartialCompletion:
         """Both as one, which ends as the second does."""
-        return PartialCompletion(
-            tokens=torch.cat([self.tokens, more.tokens]),
-            logprobs=torch.cat([self.logprobs, more.logprobs]),
-            versions=torch.cat([self.versions, more.versions]),
-            finish_reason=more.finish_reason,
-        )
+        return replace(more, **{name: torch.cat([getattr(self, name), getattr(more, name)]) for name in _TENSORS})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,12 +73,7 @@ class PartialSampler:
     """Most tokens that a call adds to a completion."""
 
     def grow(
-        self,
-        model: PreTrainedModel,
-        groups: Sequence[PartialGroup],
-        *,
-        progress: ProgressFn | None = None,
-        should_stop: Callable[[], bool] | None = None,
+        self, model: PreTrainedModel, groups: Sequence[PartialGroup], **watching: Unpack[Watching]
     ) -> dict[RowIndex, PartialCompletion]:
         """Up to ``part`` tokens more of every completion that is not finished, the new ones alone.
 
@@ -108,12 +95,9 @@ class PartialSampler:
                 sampling=replace(self.sampling, max_completion_length=call.limit),
                 prefix="" if call.drawn else self.sampler.template.prefill,
             )
-            rollout = self.sampler.generate(
-                model,
-                request,
-                progress=None if progress is None else _counted(progress, found.values()),
-                should_stop=should_stop,
-            )
+            tokens = sum(len(part.tokens) for part in found.values())
+            finished = sum(part.finish_reason is not None for part in found.values())
+            rollout = self.sampler.generate(model, request, **counting_on(watching, tokens, finished))
             for at, (g, row) in enumerate((g, row) for g, rows in call.blocks for row in rows):
                 found[g, row] = self._part(groups[g].completions[row], rollout, at, ends)
         return found
@@ -224,10 +208,3 @@ def extended(groups: Sequence[PartialGroup], parts: Mapping[RowIndex, PartialCom
         )
         for g, group in enumerate(groups)
     ]
-
-
-def _counted(progress: ProgressFn, before: Collection[PartialCompletion]) -> ProgressFn:
-    """Goes on counting where earlier calls ended."""
-    tokens = sum(len(part.tokens) for part in before)
-    finished = sum(part.finish_reason is not None for part in before)
-    return lambda more, done: progress(tokens + more, finished + done)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor
 
 from grpo_pl.functional.sampling import Noise, token_keys
 from grpo_pl.rollout.decoding import DecodeMonitor, assemble, pad_left, row_keys
-from grpo_pl.rollout.engine import ProgressFn, RolloutEngine
+from grpo_pl.rollout.engine import RolloutEngine, Watching
 from grpo_pl.types import GenerateRequest, Rollout
 
 if TYPE_CHECKING:
@@ -28,19 +28,12 @@ class PlainEngine(RolloutEngine):
     max_batch_rows: int = 0
     """Most completions decoded at once; 0 takes all of them."""
 
-    def generate(
-        self,
-        model: PreTrainedModel,
-        request: GenerateRequest,
-        *,
-        progress: ProgressFn | None = None,
-        should_stop: Callable[[], bool] | None = None,
-    ) -> Rollout:
+    def generate(self, model: PreTrainedModel, request: GenerateRequest, **watching: Unpack[Watching]) -> Rollout:
         device = model.device
         ids, mask = (t.to(device) for t in pad_left(request.prompt_ids, request.pad_token_id))  # (P, S)
         owners = torch.arange(len(ids), device=device).repeat_interleave(request.group_size)  # (B,)
         keys = torch.tensor(row_keys(request.keys), device=device)
-        monitor = DecodeMonitor(request, progress=progress, should_stop=should_stop)
+        monitor = DecodeMonitor(request, **watching)
         drawn = self._draw(model, ids, mask, owners, keys, monitor)
         return assemble(monitor, prompt_ids=ids[owners], prompt_mask=mask[owners], drawn=drawn)
 

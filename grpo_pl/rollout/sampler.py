@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
@@ -13,7 +12,7 @@ from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.loading import context_length
 from grpo_pl.policy.template import PromptTemplate
-from grpo_pl.rollout.engine import ProgressFn, RolloutEngine, generate_request
+from grpo_pl.rollout.engine import RolloutEngine, Watching, generate_request
 from grpo_pl.rollout.episode_rows import Episode
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.episodes import run_episodes
@@ -120,8 +119,7 @@ class CompletionSampler:
         split: Split,
         step: int = 0,
         attempt: int = 0,
-        progress: ProgressFn | None = None,
-        should_stop: Callable[[], bool] | None = None,
+        **watching: Unpack[Watching],
     ) -> Samples:
         """Draws ``group_size`` completions for every prompt, or plays as many episodes.
 
@@ -143,8 +141,7 @@ class CompletionSampler:
                 keys=keys,
                 sampling=sampling,
                 limits=self.episodes,
-                progress=progress,
-                should_stop=should_stop,
+                **watching,
             )
             return self._episode_samples(prompts, self._with_version(rollout), episodes, step)
         request = generate_request(
@@ -156,9 +153,7 @@ class CompletionSampler:
             prefix=self.template.prefill,
             thought=self.template.thought(sampling, self.tokenizer),
         )
-        generate = self.engine.generate if request.thought is None else partial(draw_completions, self.engine)
-        rollout = generate(model, request, progress=progress, should_stop=should_stop)
-        return self.samples(prompts, self._with_version(rollout), step)
+        return self.samples(prompts, self.generate(model, request, **watching), step)
 
     def prompt_ids(self, model: PreTrainedModel, prompts: Sequence[Problem], longest: int) -> list[list[int]]:
         """The tokens of each prompt.
@@ -176,16 +171,9 @@ class CompletionSampler:
             )
         return encoded
 
-    def generate(
-        self,
-        model: PreTrainedModel,
-        request: GenerateRequest,
-        *,
-        progress: ProgressFn | None = None,
-        should_stop: Callable[[], bool] | None = None,
-    ) -> Rollout:
+    def generate(self, model: PreTrainedModel, request: GenerateRequest, **watching: Unpack[Watching]) -> Rollout:
         """The engine's completions, with the version of the weights that they were drawn from."""
-        return self._with_version(self.engine.generate(model, request, progress=progress, should_stop=should_stop))
+        return self._with_version(draw_completions(self.engine, model, request, **watching))
 
     def samples(self, prompts: Sequence[Problem], rollout: Rollout, step: int) -> Samples:
         """A rollout of single turns beside its texts."""

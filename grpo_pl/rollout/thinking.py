@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import gt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from grpo_pl.functional.sampling import small_seed
-from grpo_pl.rollout.engine import ProgressFn, RolloutEngine
+from grpo_pl.rollout.engine import RolloutEngine, Watching, counting_on
 from grpo_pl.rollout.texts import TextStream
 from grpo_pl.types import NO_TOKEN, FinishReason, GenerateRequest, Rollout, SampleKey, SamplingParams, ThoughtEnd
 
@@ -31,12 +31,7 @@ def drawn_budget(sampling: SamplingParams, key: SampleKey) -> int:
 
 
 def draw_completions(
-    engine: RolloutEngine,
-    model: PreTrainedModel,
-    request: GenerateRequest,
-    *,
-    progress: ProgressFn | None = None,
-    should_stop: Callable[[], bool] | None = None,
+    engine: RolloutEngine, model: PreTrainedModel, request: GenerateRequest, **watching: Unpack[Watching]
 ) -> Rollout:
     """The engine's completions within ``sampling.thinking_budget``, where the request has one.
 
@@ -50,38 +45,29 @@ def draw_completions(
         ValueError: the engine does not keep to ``request.limits``.
     """
     if request.thought is None:
-        return engine.generate(model, request, progress=progress, should_stop=should_stop)
+        return engine.generate(model, request, **watching)
     keys = [key for group in request.keys for key in group]
     longest, budgets = request.row_limits, [drawn_budget(request.sampling, key) for key in keys]
-    first = _generate(
-        engine,
-        model,
-        _limited(request, list(map(min, budgets, longest)), request.group_size),
-        progress=None if progress is None else lambda tokens, _: progress(tokens, 0),
-        should_stop=should_stop,
-    )
+    begun = _limited(request, list(map(min, budgets, longest)), request.group_size)
+    first = _generate(engine, model, begun, **counting_on(watching, 0, 0, ends=False))
     rows = [_Row.begun(request, first, i, limit=longest[i], budget=budgets[i]) for i in range(len(keys))]
     going = [i for i, row in enumerate(rows) if row.finish is None]
     later = None
     if going:
-        before, ended = int(first.lengths.sum()), len(rows) - len(going)
         prompts = [[*request.prompt_ids[i // request.group_size], *rows[i].tokens] for i in going]
         drawn = [[replace(keys[i], drawn=len(rows[i].tokens))] for i in going]
-        later = _generate(
-            engine,
-            model,
-            _limited(
-                replace(request, prompt_ids=prompts, keys=drawn), [longest[i] - len(rows[i].tokens) for i in going], 1
-            ),
-            progress=None if progress is None else lambda tokens, done: progress(before + tokens, ended + done),
-            should_stop=should_stop,
-        )
+        left = [longest[i] - len(rows[i].tokens) for i in going]
+        rest = _limited(replace(request, prompt_ids=prompts, keys=drawn), left, 1)
+        counted = counting_on(watching, int(first.lengths.sum()), len(rows) - len(going))
+        later = _generate(engine, model, rest, **counted)
         for at, i in enumerate(going):
             rows[i].go_on(request, later, at)
     return _joined(request, rows, first, later)
 
 
-def _generate(engine: RolloutEngine, model: PreTrainedModel, request: GenerateRequest, **watching: Any) -> Rollout:
+def _generate(
+    engine: RolloutEngine, model: PreTrainedModel, request: GenerateRequest, **watching: Unpack[Watching]
+) -> Rollout:
     rollout = engine.generate(model, request, **watching)
     if any(map(gt, rollout.lengths.tolist(), request.row_limits)):
         raise ValueError(

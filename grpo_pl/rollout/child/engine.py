@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
@@ -14,8 +14,10 @@ from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.rollout.child.engine_process import EngineProcess
 from grpo_pl.rollout.child.model_spec import ModelSpec
 from grpo_pl.rollout.copy_engine import CopyEngine, WeightsVersion
-from grpo_pl.rollout.engine import ProgressFn
-from grpo_pl.types import GenerateRequest, Rollout
+from grpo_pl.rollout.engine import Watching
+
+if TYPE_CHECKING:
+    from grpo_pl.rollout.episodes import AnyRequest, EngineOutput
 
 
 @dataclass(kw_only=True)
@@ -40,6 +42,9 @@ class ChildEngine(CopyEngine):
         """Variables that the process gets besides those of this one."""
         return {"OMP_NUM_THREADS": str(self.threads or torch.get_num_threads())}
 
+    def describe(self) -> str:
+        return f"{type(self).__name__} in a process of its own, the policy's weights pushed {self.pushes} times"
+
     @property
     def pid(self) -> int | None:
         """The child process, while there is one."""
@@ -61,15 +66,12 @@ class ChildEngine(CopyEngine):
         if self._child is None or self._child.closed:
             self.check()
             settings, environment = self.settings(policy), self.environment(policy)
-            self._child = EngineProcess(self.worker, settings, environment, should_stop=self._should_stop)
-        self._child.load(weights, should_stop=self._should_stop)
+            self._child = EngineProcess(self.worker, settings, environment, watch=self._check_stop)
+        self._child.load(weights, watch=self._check_stop)
 
-    def _draw(
-        self, request: GenerateRequest, progress: ProgressFn | None, should_stop: Callable[[], bool] | None
-    ) -> Rollout:
+    def _draw(self, request: AnyRequest, **watching: Unpack[Watching]) -> EngineOutput:
         assert self._child is not None
-        rollout: Rollout = self._child.ask("generate", request, progress=progress, should_stop=should_stop)
-        return rollout
+        return self._child.ask("generate", request, **watching), []
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy starts a process of its own."""

@@ -21,6 +21,8 @@ BUCKET_BYTES = 256 * 2**20
 POLL_S = 0.02
 STOP_LIMIT_S = 10.0
 """Seconds in which a worker that is told to stop must have answered."""
+Watch = Callable[[], bool | None]
+"""Called again and again while the worker works: true tells it to stop, what this raises ends the process."""
 
 
 class EngineProcess:
@@ -30,21 +32,15 @@ class EngineProcess:
         worker: ``module:Class`` of a `grpo_pl.rollout.child.main.Worker`, imported there.
         settings: its arguments.
         environment: variables that the process gets besides those of this one.
-        should_stop: asked until it is ready; once true, the process is ended.
+        watch: called again and again until it is ready; what it raises ends the process.
 
     Raises:
         EngineDied: it ended before it was ready.
-        RolloutInterrupted: ``should_stop`` turned true.
         ValueError: the worker refuses its settings.
     """
 
     def __init__(
-        self,
-        worker: str,
-        settings: Mapping[str, Any],
-        environment: Mapping[str, str],
-        *,
-        should_stop: Callable[[], bool] | None = None,
+        self, worker: str, settings: Mapping[str, Any], environment: Mapping[str, str], *, watch: Watch | None = None
     ) -> None:
         self._memory = SharedMemory()
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
@@ -56,7 +52,7 @@ class EngineProcess:
             keep_output=True,
         )
         try:
-            self.ask("start", worker, dict(settings), should_stop=_at_once(should_stop))
+            self.ask("start", worker, dict(settings), should_stop=watch)
         except BaseException:
             self.close()
             raise
@@ -65,12 +61,11 @@ class EngineProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def load(self, weights: Iterable[tuple[str, Tensor]], *, should_stop: Callable[[], bool] | None = None) -> None:
-        """Gives the worker new weights, all of them; once ``should_stop`` returns true, the process is ended.
+    def load(self, weights: Iterable[tuple[str, Tensor]], *, watch: Watch | None = None) -> None:
+        """Gives the worker new weights, all of them; what ``watch`` raises ends the process.
 
         Raises:
             EngineDied: the process ended; what is left of ``weights`` was not read.
-            RolloutInterrupted: ``should_stop`` turned true; the same.
             ValueError, RuntimeError: the worker cannot take them. Where it fails to read what it was handed, the
                 process is ended too, and what is left of ``weights`` was not read.
         """
@@ -78,20 +73,12 @@ class EngineProcess:
             self._send("load")
             for placed in buckets(weights, self._memory, BUCKET_BYTES):
                 self._send("bucket", placed)
-                kind, value = self._answer(should_stop=_at_once(should_stop))
+                kind, value = self._answer(should_stop=watch)
                 if kind == "error":
                     raise value
-            self._send("bucket", None)
-            kind, value = self._answer(should_stop=_at_once(should_stop))
-        if kind == "error":
-            raise value
+        self.ask("bucket", None, should_stop=watch)
 
-    def ask(
-        self,
-        *message: Any,
-        progress: ProgressFn | None = None,
-        should_stop: Callable[[], bool] | None = None,
-    ) -> Any:
+    def ask(self, *message: Any, progress: ProgressFn | None = None, should_stop: Watch | None = None) -> Any:
         """Asks the worker and returns its answer.
 
         Raises:
@@ -131,9 +118,7 @@ class EngineProcess:
             self.close()
             raise
 
-    def _answer(
-        self, progress: ProgressFn | None = None, should_stop: Callable[[], bool] | None = None
-    ) -> tuple[str, Any]:
+    def _answer(self, progress: ProgressFn | None = None, should_stop: Watch | None = None) -> tuple[str, Any]:
         """("done", result) or ("error", exception)."""
         deadline = float("inf")
         while True:
@@ -166,14 +151,3 @@ class EngineProcess:
 
     def _death(self) -> EngineDied:
         return EngineDied(f"the engine's process {self.pid} {self._process.death()}")
-
-
-def _at_once(should_stop: Callable[[], bool] | None) -> Callable[[], bool]:
-    """For what a worker cannot be told to stop."""
-
-    def interrupt() -> bool:
-        if should_stop is not None and should_stop():
-            raise RolloutInterrupted
-        return False
-
-    return interrupt

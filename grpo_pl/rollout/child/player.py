@@ -5,14 +5,14 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
 from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.processes.modules import load_name
 from grpo_pl.rollout.child.main import Worker
-from grpo_pl.rollout.engine import ProgressFn, RolloutEngine
+from grpo_pl.rollout.engine import ProgressFn, RolloutEngine, Watching
 from grpo_pl.rollout.episodes import AnyRequest, EngineOutput, play_episodes
 from grpo_pl.types import GenerateRequest, Rollout
 
@@ -42,16 +42,9 @@ class Player:
             if self._pool is not None:
                 self._pool.close()
             self._pool, self._environment = EnvironmentPool(request.environment, request.pool_limits), environment
-        model: Any = getattr(self.worker, "model", None)
-        return play_episodes(
-            request,
-            self._engine,
-            model,
-            self._pool,
-            device=torch.device("cpu"),
-            progress=progress,
-            should_stop=should_stop,
-        )
+        model, device = getattr(self.worker, "model", None), torch.device("cpu")
+        watching = Watching(progress=progress, should_stop=should_stop)
+        return play_episodes(request, self._engine, model, self._pool, device=device, **watching)
 
 
 @dataclass
@@ -61,14 +54,8 @@ class _WorkerEngine(RolloutEngine):
     worker: Worker
     max_batch_rows: int
 
-    def generate(
-        self,
-        model: PreTrainedModel,
-        request: GenerateRequest,
-        *,
-        progress: ProgressFn | None = None,
-        should_stop: Callable[[], bool] | None = None,
-    ) -> Rollout:
+    def generate(self, model: PreTrainedModel, request: GenerateRequest, **watching: Unpack[Watching]) -> Rollout:
+        progress, should_stop = watching.get("progress"), watching.get("should_stop")
         return self.worker.generate(
             request, progress=progress or (lambda *_: None), should_stop=should_stop or (lambda: False)
         )

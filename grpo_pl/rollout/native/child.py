@@ -42,9 +42,6 @@ class NativeChildEngine(ChildEngine):
         """The process with its libraries, measured; keys and values of a rollout come on top while it is drawn."""
         return 2**29
 
-    def describe(self) -> str:
-        return f"{type(self).__name__} in a process of its own, the policy's weights pushed {self.pushes} times"
-
     def settings(self, policy: ModelSpec) -> dict[str, Any]:
         return {
             "config": policy.config.to_dict(),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from grpo_pl.functional.sampling import Noise, PrecomputedNoise
+from grpo_pl.functional.sampling import PrecomputedNoise
 from grpo_pl.rollout.decoding import DecodeMonitor
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.decode_kernel import DecodeKernel, PackedPolicy, built_kernels, draw_rollout
@@ -133,7 +133,7 @@ class NativeEngine(PlainEngine):
         for position in range(longest):
             monitor.check_stop()
             drawn = noise.at(rows, position, logits.shape[-1])
-            tokens, chosen = self._choose(logits, drawn, rows + first_row, position, monitor)
+            tokens, chosen = monitor.draw(logits, drawn, rows + first_row, position)
             completion_ids[rows, position], logprobs[rows, position] = tokens, chosen
             recent.append(tokens)
             if position + 1 == longest or len(recent) == decoder.lookahead:
@@ -149,12 +149,6 @@ class NativeEngine(PlainEngine):
                         rows, tokens = rows[places], tokens[places]
             logits = decoder.step(tokens)
         return completion_ids[:, :seen], logprobs[:, :seen]
-
-    def _choose(
-        self, logits: Tensor, noise: Noise, rows: Tensor, position: int, monitor: DecodeMonitor
-    ) -> tuple[Tensor, Tensor]:
-        """Tokens and log-probabilities of the live ``rows`` at ``position``."""
-        return monitor.draw(logits, noise, rows, position)
 
     def describe(self) -> str:
         return "; ".join([type(self).__name__, *(line.rstrip(".") for line in sorted(self._logged))])

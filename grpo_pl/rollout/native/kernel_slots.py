@@ -295,15 +295,11 @@ class KernelTurns:
             ask: as `KernelSlots.advance`.
         """
         ask(0, 0)
-        found = continued(self._held, self._numbers, contexts)
+        found, fresh = continued(self._held, self._numbers, contexts)
         order = self._slots.keep([row in found for row in range(len(self._held))])
         numbers = [found[row] for row in order]
         for row, number in enumerate(numbers):
             self._slots.prepare(row, draws[number], feed=contexts[number][self._slots.held(row) :])
-        taken, fresh = set(numbers), dict[tuple[int, ...], list[int]]()
-        for number, context in enumerate(contexts):
-            if number not in taken:
-                fresh.setdefault(tuple(context), []).append(number)
         for context, owners in fresh.items():
             self._slots.join(context, [draws[number] for number in owners])
             numbers += owners

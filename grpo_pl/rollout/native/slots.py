@@ -178,21 +178,17 @@ class TurnSlots(LlamaFamilySlots):
         Rows of which no context is the continuation are given up. Contexts that continue in the order of the last
         time find their rows; any other is computed from its beginning.
         """
-        found = continued(self._held, self._numbers, contexts)
+        found, fresh = continued(self._held, self._numbers, contexts)
         order = super().keep([row in found for row in range(len(self._held))]) if self._held else []
         self._numbers = [found[row] for row in order]
         logits = []
         if order:
             held = [len(self._held[row]) for row in order]
             logits.append(self.extend([contexts[i][n:] for i, n in zip(self._numbers, held, strict=True)]))
-        taken, owners = set(self._numbers), dict[tuple[int, ...], list[int]]()
-        for i, context in enumerate(contexts):
-            if i not in taken:
-                owners.setdefault(tuple(context), []).append(i)  # equal ones are computed once
-        prompts = list(owners)
+        prompts = list(fresh)
         for part in alike(prompts):
-            logits.append(self.join([prompts[i] for i in part], [len(owners[prompts[i]]) for i in part]))
-            self._numbers += [number for i in part for number in owners[prompts[i]]]
+            logits.append(self.join([prompts[i] for i in part], [len(fresh[prompts[i]]) for i in part]))
+            self._numbers += [number for i in part for number in fresh[prompts[i]]]
         self._held = [list(contexts[number]) for number in self._numbers]
         return torch.cat(logits), list(self._numbers)
 
@@ -213,22 +209,25 @@ class TurnSlots(LlamaFamilySlots):
 
 def continued(
     held: Sequence[Sequence[int]], numbers: Sequence[int], contexts: Sequence[Sequence[int]]
-) -> dict[int, int]:
-    """Row -> the number of the context that continues what the row holds, for contexts in the order of the last time.
+) -> tuple[dict[int, int], dict[tuple[int, ...], list[int]]]:
+    """Row -> the number of the context that continues what the row holds, for contexts in the order of the last time;
+    and any other context, equal ones once, with their numbers.
 
     Args:
         held: by row, the tokens whose keys and values it keeps.
         numbers: by row, the number of the context that it continued last.
     """
     rows, found = sorted(range(len(held)), key=numbers.__getitem__), dict[int, int]()
-    begin = 0
+    fresh, begin = dict[tuple[int, ...], list[int]](), 0
     for number, context in enumerate(contexts):
         for place in range(begin, len(rows)):
             tokens = held[rows[place]]
             if len(context) > len(tokens) and list(context[: len(tokens)]) == tokens:
                 found[rows[place]], begin = number, place + 1
                 break
-    return found
+        else:
+            fresh.setdefault(tuple(context), []).append(number)
+    return found, fresh
 
 
 class ForwardSlots:

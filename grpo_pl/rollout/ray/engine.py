@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import torch
 import torch.distributed as dist
@@ -17,8 +17,7 @@ from grpo_pl.rollout.child.engine import ChildEngine
 from grpo_pl.rollout.child.main import versions
 from grpo_pl.rollout.child.model_spec import ModelSpec
 from grpo_pl.rollout.copy_engine import CopyEngine, Snapshot, WeightsVersion
-from grpo_pl.rollout.engine import EngineDied, ProgressFn
-from grpo_pl.types import GenerateRequest, Rollout
+from grpo_pl.rollout.engine import EngineDied, Watching
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -82,15 +81,8 @@ class RayEngine(CopyEngine):
         self._agree(model.device)
         return super().snapshot(model)
 
-    def play(
-        self,
-        model: PreTrainedModel,
-        request: EpisodeRequest,
-        *,
-        progress: ProgressFn | None = None,
-        should_stop: Callable[[], bool] | None = None,
-    ) -> EngineOutput:
-        return self._with_weights(model, lambda: self._by_actors(request, progress), should_stop)
+    def play(self, model: PreTrainedModel, request: EpisodeRequest, **watching: Unpack[Watching]) -> EngineOutput:
+        return self._with_weights(model, request, **watching)
 
     def kill(self) -> None:
         if self._pool is not None:
@@ -125,14 +117,9 @@ class RayEngine(CopyEngine):
                 raise EngineDied(f"the first rank put no weights {version} into the cluster within {self.start_s:g} s.")
         self._pool.put_weights(version, weights, self._check_stop)
 
-    def _draw(
-        self, request: GenerateRequest, progress: ProgressFn | None, should_stop: Callable[[], bool] | None
-    ) -> Rollout:
-        return self._by_actors(request, progress)[0]
-
-    def _by_actors(self, request: AnyRequest, progress: ProgressFn | None) -> EngineOutput:
+    def _draw(self, request: AnyRequest, **watching: Unpack[Watching]) -> EngineOutput:
         assert self._pool is not None
-        return self._pool.draw(request, progress, self._check_stop)
+        return self._pool.draw(request, watching.get("progress"), self._check_stop)
 
     def _join(self) -> None:
         if importlib.util.find_spec("ray") is None:

