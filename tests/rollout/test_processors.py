@@ -1,7 +1,6 @@
 """Changes to the logits against figures worked out by hand, and in a batch that others share."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -13,6 +12,7 @@ from grpo_pl.rollout.native import slots
 from grpo_pl.rollout.native.continuous import ContinuousBatch, Drawn, SequenceOptions
 from grpo_pl.rollout.processors import LogitOptions, LogitProcessor
 from grpo_pl.types import SampleKey, SamplingParams
+from tests.rollout.drawn import UNEVEN, build_model, make_keys
 
 LOGITS = [2.0, -1.0, 0.5, 0.0]
 OUT = -math.inf
@@ -86,9 +86,7 @@ def test_a_mask_comes_first_and_hears_of_every_token() -> None:
     assert OnlyOdd.heard == [1]
 
 
-def _run(
-    build_model: Callable, requests: list[tuple[list[int], SampleKey, SequenceOptions]], family: str = "qwen2"
-) -> list[list[Drawn]]:
+def _run(requests: list[tuple[list[int], SampleKey, SequenceOptions]], family: str = "qwen2") -> list[list[Drawn]]:
     batch = ContinuousBatch(build_model(family), eos_token_ids=[0, 1], max_rows=len(requests))
     drawn: dict[int, list[Drawn]] = {}
     order = []
@@ -101,31 +99,27 @@ def _run(
     return [drawn[sequence] for sequence in order]
 
 
-def test_neighbours_with_penalties_change_no_bit_of_a_plain_sequence(
-    build_model: Callable, make_keys: Callable, prompts: list[list[int]]
-) -> None:
+def test_neighbours_with_penalties_change_no_bit_of_a_plain_sequence() -> None:
     sampling = SamplingParams(max_completion_length=20)
     plain = SequenceOptions(sampling=sampling, top_logprobs=2, ignore_eos=True)  # the batch keeps its shape
     bent = replace(plain, logits=LogitOptions(presence_penalty=2.0, repetition_penalty=1.5, min_p=0.1))
     keys = [group[0] for group in make_keys(3, 1)]
 
     def three(middle: SequenceOptions) -> list[list[Drawn]]:
-        return _run(build_model, list(zip(prompts, keys, [plain, middle, plain], strict=True)))
+        return _run(list(zip(UNEVEN, keys, [plain, middle, plain], strict=True)))
 
     alone, together = three(plain), three(bent)
     assert [together[0], together[2]] == [alone[0], alone[2]]
     assert together[1] != alone[1]
 
 
-def test_what_a_batch_draws_obeys_the_options(
-    build_model: Callable, make_keys: Callable, prompts: list[list[int]]
-) -> None:
+def test_what_a_batch_draws_obeys_the_options() -> None:
     def draw(**options: object) -> list[list[Drawn]]:
         stop = options.pop("stop_token_ids", ())
         logits = LogitOptions(**options) if options else None  # type: ignore[arg-type]
         both = SequenceOptions(sampling=SamplingParams(max_completion_length=24), logits=logits, stop_token_ids=stop)  # type: ignore[arg-type]
         keys = [key for group in make_keys(3, 8) for key in group]
-        return _run(build_model, [(prompts[i // 8], key, both) for i, key in enumerate(keys)])
+        return _run([(UNEVEN[i // 8], key, both) for i, key in enumerate(keys)])
 
     def tokens(rows: list[list[Drawn]]) -> list[list[int]]:
         return [[token for d in row for token in d.tokens] for row in rows]
@@ -145,9 +139,7 @@ def test_what_a_batch_draws_obeys_the_options(
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_a_prompts_own_tokens_are_scored_as_the_model_scores_them(
-    build_model: Callable, family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompts_own_tokens_are_scored_as_the_model_scores_them(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build_model(family).eval()
     prompt = [3 + i * 7 % 30 for i in range(128)]
     batch = ContinuousBatch(model, eos_token_ids=[0, 1], max_rows=2)

@@ -7,6 +7,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +18,11 @@ from torch.distributed.fsdp import fully_shard
 
 from grpo_pl.rollout.engine import EngineDied, RolloutInterrupted
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.types import GenerateRequest, Rollout, SamplingParams
 from tests.process_list import gone, lives
+from tests.rollout.drawn import UNEVEN, assert_same, build_model, generate, make_keys
 
 pytestmark = pytest.mark.usefixtures("forked")
-
-
-def _generate(engine: Any, model: Any, prompts: Any, keys: Any, *, length: int = 14, **options: Any) -> Rollout:
-    return engine.generate(
-        model,
-        GenerateRequest(
-            prompt_ids=prompts,
-            keys=keys,
-            sampling=SamplingParams(max_completion_length=length),
-            eos_token_ids=[6, 20],
-            pad_token_id=0,
-        ),
-        **options,
-    )
-
-
-def _assert_equal(ours: Rollout, reference: Rollout) -> None:
-    for name, value in vars(reference).items():
-        same = torch.equal(getattr(ours, name), value) if torch.is_tensor(value) else getattr(ours, name) == value
-        assert same, name
+_assert_equal = partial(assert_same, atol=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -53,68 +35,60 @@ def slow_engine(make_engine: Any) -> Any:
     return make_engine(pause_s=0.04)
 
 
-def test_draws_what_the_native_engine_draws_here(engine: Any, build_model: Any, make_keys: Any, prompts: Any) -> None:
+def test_draws_what_the_native_engine_draws_here(engine: Any) -> None:
     model, keys = build_model("qwen2"), make_keys(3, 4)
     seen: list[tuple[int, int]] = []
-    ours = _generate(engine, model, prompts, keys, progress=lambda *now: seen.append(now))
-    _assert_equal(ours, _generate(NativeEngine(), model, prompts, keys))
+    ours = generate(engine, model, UNEVEN, keys, progress=lambda *now: seen.append(now))
+    _assert_equal(ours, generate(NativeEngine(), model, UNEVEN, keys))
     assert seen == sorted(seen) and seen[-1] == (int(ours.lengths.sum()), 12)
 
 
-def test_new_weights_are_drawn_from_once_the_engine_has_heard_of_them(
-    engine: Any, build_model: Any, make_keys: Any, prompts: Any
-) -> None:
+def test_new_weights_are_drawn_from_once_the_engine_has_heard_of_them(engine: Any) -> None:
     model, keys = build_model("qwen2"), make_keys(3, 4)
     engine.update_weights(model)
-    before = _generate(engine, model, prompts, keys)
+    before = generate(engine, model, UNEVEN, keys)
     pushes = engine.pushes
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    _assert_equal(_generate(engine, model, prompts, keys), before)
+    _assert_equal(generate(engine, model, UNEVEN, keys), before)
     engine.update_weights(model)
-    after = _generate(engine, model, prompts, keys)
-    _assert_equal(after, _generate(NativeEngine(), model, prompts, keys))
+    after = generate(engine, model, UNEVEN, keys)
+    _assert_equal(after, generate(NativeEngine(), model, UNEVEN, keys))
     assert not torch.equal(before.completion_ids, after.completion_ids)
     assert engine.pushes == pushes + 1  # none where nothing is new
 
 
-def test_leaves_the_random_states_and_threads_of_this_process_alone(
-    engine: Any, build_model: Any, make_keys: Any, prompts: Any
-) -> None:
+def test_leaves_the_random_states_and_threads_of_this_process_alone(engine: Any) -> None:
     model = build_model("qwen2")
     state, threads = torch.get_rng_state(), torch.get_num_threads()
-    _generate(engine, model, prompts, make_keys(3, 2))
+    generate(engine, model, UNEVEN, make_keys(3, 2))
     assert torch.equal(torch.get_rng_state(), state) and torch.get_num_threads() == threads
 
 
-def test_a_rollout_that_is_told_to_stop_ends_and_the_next_one_is_whole(
-    slow_engine: Any, build_model: Any, make_keys: Any, prompts: Any
-) -> None:
+def test_a_rollout_that_is_told_to_stop_ends_and_the_next_one_is_whole(slow_engine: Any) -> None:
     model, keys = build_model("qwen2"), make_keys(3, 4)
     slow_engine.update_weights(model)
     asked: list[int] = []
     with pytest.raises(RolloutInterrupted):
-        _generate(slow_engine, model, prompts, keys, should_stop=lambda: asked.append(1) or len(asked) > 3)
-    _assert_equal(_generate(slow_engine, model, prompts, keys), _generate(NativeEngine(), model, prompts, keys))
+        generate(slow_engine, model, UNEVEN, keys, should_stop=lambda: asked.append(1) or len(asked) > 3)
+    _assert_equal(generate(slow_engine, model, UNEVEN, keys), generate(NativeEngine(), model, UNEVEN, keys))
 
 
-def test_an_exception_in_the_middle_of_an_answer_does_not_mix_up_the_next(
-    slow_engine: Any, build_model: Any, make_keys: Any, prompts: Any
-) -> None:
+def test_an_exception_in_the_middle_of_an_answer_does_not_mix_up_the_next(slow_engine: Any) -> None:
     model, keys = build_model("qwen2"), make_keys(3, 4)
 
     def interrupt(tokens: int, finished: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        _generate(slow_engine, model, prompts, keys, progress=interrupt)
-    _assert_equal(_generate(slow_engine, model, prompts, keys), _generate(NativeEngine(), model, prompts, keys))
+        generate(slow_engine, model, UNEVEN, keys, progress=interrupt)
+    _assert_equal(generate(slow_engine, model, UNEVEN, keys), generate(NativeEngine(), model, UNEVEN, keys))
 
 
 def _kills(engine: Any, model: Any, prompts: Any, keys: Any, times: int) -> None:
-    reference = _generate(NativeEngine(), model, prompts, keys)
-    _generate(engine, model, prompts, keys)
+    reference = generate(NativeEngine(), model, prompts, keys)
+    generate(engine, model, prompts, keys)
     for number in range(times):
         victim = engine.pid
         told = iter(range(number % 4))
@@ -123,70 +97,58 @@ def _kills(engine: Any, model: Any, prompts: Any, keys: Any, times: int) -> None
             if next(told, None) is None and engine.pid == victim:
                 os.kill(victim, signal.SIGKILL)
 
-        _assert_equal(_generate(engine, model, prompts, keys, progress=kill), reference)
+        _assert_equal(generate(engine, model, prompts, keys, progress=kill), reference)
         assert gone(victim)
         if (
             engine.pid == victim
         ):  # on a busy machine it had drawn all before it was killed: the next rollout finds it dead
-            _assert_equal(_generate(engine, model, prompts, keys), reference)
+            _assert_equal(generate(engine, model, prompts, keys), reference)
         assert engine.pid != victim
 
 
-def test_a_rollout_whose_process_is_killed_is_drawn_again(
-    slow_engine: Any, build_model: Any, make_keys: Any, prompts: Any, caplog: Any
-) -> None:
+def test_a_rollout_whose_process_is_killed_is_drawn_again(slow_engine: Any, caplog: Any) -> None:
     model = build_model("qwen2")
     slow_engine.update_weights(model)
-    _kills(slow_engine, model, prompts, make_keys(3, 4), 1)
+    _kills(slow_engine, model, UNEVEN, make_keys(3, 4), 1)
     assert "ended by SIGKILL" in caplog.text
 
 
 @pytest.mark.slow
-def test_twenty_kills_lose_and_double_nothing(slow_engine: Any, build_model: Any, make_keys: Any, prompts: Any) -> None:
+def test_twenty_kills_lose_and_double_nothing(slow_engine: Any) -> None:
     model = build_model("qwen2")
     slow_engine.update_weights(model)
-    _kills(slow_engine, model, prompts, make_keys(3, 4), 20)
+    _kills(slow_engine, model, UNEVEN, make_keys(3, 4), 20)
 
 
-def test_a_process_that_dies_twice_in_a_rollout_is_reported_with_its_last_lines(
-    make_engine: Any, build_model: Any, make_keys: Any, prompts: Any
-) -> None:
+def test_a_process_that_dies_twice_in_a_rollout_is_reported_with_its_last_lines(make_engine: Any) -> None:
     engine = make_engine("DyingEngine")
     with pytest.raises(EngineDied, match=r"ended by exit status 134; its last lines:\n(.*\n)*.*std::bad_alloc"):
-        _generate(engine, build_model("qwen2"), prompts, make_keys(3, 4))
+        generate(engine, build_model("qwen2"), UNEVEN, make_keys(3, 4))
     assert engine.pushes == 2
 
 
-def test_what_the_worker_refuses_is_one_clear_line(
-    make_engine: Any, build_model: Any, make_keys: Any, prompts: Any
-) -> None:
+def test_what_the_worker_refuses_is_one_clear_line(make_engine: Any) -> None:
     with pytest.raises(ValueError, match=r"^there is no kernel for heads of 16$"):
-        _generate(make_engine("RefusingEngine"), build_model("qwen2"), prompts, make_keys(3, 4))
+        generate(make_engine("RefusingEngine"), build_model("qwen2"), UNEVEN, make_keys(3, 4))
 
 
-def test_a_mistake_of_the_worker_comes_with_its_traceback(
-    make_engine: Any, build_model: Any, make_keys: Any, prompts: Any
-) -> None:
+def test_a_mistake_of_the_worker_comes_with_its_traceback(make_engine: Any) -> None:
     engine = make_engine("FailingEngine")
     with pytest.raises(RuntimeError, match=r"(?s)light_workers.py.*IndexError: list index out of range"):
-        _generate(engine, build_model("qwen2"), prompts, make_keys(3, 4))
+        generate(engine, build_model("qwen2"), UNEVEN, make_keys(3, 4))
     assert lives(engine.pid)
 
 
-def test_weights_that_the_process_cannot_read_end_the_push_with_its_own_error(
-    make_engine: Any, build_model: Any, make_keys: Any, prompts: Any
-) -> None:
+def test_weights_that_the_process_cannot_read_end_the_push_with_its_own_error(make_engine: Any) -> None:
     engine = make_engine("CutEngine")
     with pytest.raises(RuntimeError, match="Bad file descriptor"):
-        _generate(engine, build_model("qwen2"), prompts, make_keys(3, 4))
+        generate(engine, build_model("qwen2"), UNEVEN, make_keys(3, 4))
     assert engine.pushes == 0 and engine.pid is None
 
 
-def test_a_death_is_noticed_while_others_hold_the_pipe_open(
-    make_engine: Any, build_model: Any, make_keys: Any, prompts: Any
-) -> None:
+def test_a_death_is_noticed_while_others_hold_the_pipe_open(make_engine: Any) -> None:
     with pytest.raises(EngineDied, match=r"ended by SIGKILL; its last lines:\n  helper \d+") as death:
-        _generate(make_engine("SurvivedEngine"), build_model("qwen2"), prompts, make_keys(3, 4))
+        generate(make_engine("SurvivedEngine"), build_model("qwen2"), UNEVEN, make_keys(3, 4))
     helper = int(str(death.value).split()[-1])
     assert lives(helper)
     os.kill(helper, signal.SIGKILL)
@@ -194,7 +156,7 @@ def test_a_death_is_noticed_while_others_hold_the_pipe_open(
 
 @pytest.mark.parametrize("name", ["RefusingEngine", "CutEngine"])
 def test_a_push_that_fails_reads_the_weights_that_other_ranks_gather(
-    make_engine: Any, build_model: Any, name: str, monkeypatch: pytest.MonkeyPatch
+    make_engine: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gathered = []
 
@@ -264,12 +226,10 @@ def test_the_process_does_not_outlive_the_one_that_started_it(
     assert gone(child)
 
 
-def test_a_sharded_policy_is_pushed_before_ranks_draw(
-    make_engine: Any, build_model: Any, make_keys: Any, prompts: Any, tmp_path: Path
-) -> None:
+def test_a_sharded_policy_is_pushed_before_ranks_draw(make_engine: Any, tmp_path: Path) -> None:
     """Ranks then make different numbers of calls, some none; only all together can push."""
     engine, model, keys = make_engine(), build_model("qwen2"), make_keys(3, 2)
-    drawn = _generate(NativeEngine(), model, prompts, keys)
+    drawn = generate(NativeEngine(), model, UNEVEN, keys)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
         fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
@@ -277,7 +237,7 @@ def test_a_sharded_policy_is_pushed_before_ranks_draw(
         for _ in range(2):
             engine.prepare(model)
         assert engine.pushes == 1
-        _assert_equal(_generate(engine, model, prompts, keys), drawn)
+        _assert_equal(generate(engine, model, UNEVEN, keys), drawn)
         assert engine.pushes == 1
         engine.update_weights(model)
         engine.prepare(model)

@@ -1,7 +1,6 @@
 """The native engine in a child process draws what it draws here, whatever form checkpoints hold its weights in."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.types import GenerateRequest, Rollout, SamplingParams
+from tests.rollout.drawn import UNEVEN, assert_same, generate, make_keys
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -21,25 +20,16 @@ def engine() -> Iterator[NativeChildEngine]:
     made.close()
 
 
-def _draw(engine: Any, model: Any, prompts: Any, keys: Any) -> Rollout:
-    sampling = SamplingParams(max_completion_length=8)
-    return engine.generate(
-        model,
-        GenerateRequest(prompt_ids=prompts, keys=keys, sampling=sampling, eos_token_ids=[6], pad_token_id=0),
-    )
-
-
-def test_a_model_whose_checkpoints_hold_its_experts_apart(
-    engine: NativeChildEngine, make_keys: Any, prompts: Any
-) -> None:
+def test_a_model_whose_checkpoints_hold_its_experts_apart(engine: NativeChildEngine) -> None:
     shape = {"vocab_size": 37, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "head_dim": 8}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 2}
     ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     model, keys = MixtralForCausalLM(MixtralConfig(**shape, **heads, **ends, initializer_range=0.2)), make_keys(3, 2)
     for _ in range(2):
-        ours, here = (_draw(one, model, prompts, keys) for one in (engine, NativeEngine(max_batch_rows=5)))
-        assert torch.equal(ours.completion_ids, here.completion_ids)
-        assert torch.equal(ours.sampling_logprobs, here.sampling_logprobs)
+        ours, here = (
+            generate(one, model, UNEVEN, keys, length=8, eos=[6]) for one in (engine, NativeEngine(max_batch_rows=5))
+        )
+        assert_same(ours, here, atol=0.0)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.1)

@@ -1,12 +1,10 @@
 """Continuous batching against the engines: whoever joins or leaves, a sequence draws what its key says."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from grpo_pl.functional.gemm import multiplies_bfloat16
 from grpo_pl.functional.sampling import sample_key
@@ -20,29 +18,10 @@ from grpo_pl.rollout.native.decoder_choice import TORCH
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.rollout.processors import LogitOptions
-from grpo_pl.types import GenerateRequest, Rollout, SampleKey, SamplingParams
+from grpo_pl.types import SamplingParams
+from tests.rollout.drawn import UNEVEN, build_model, generate, make_keys, rows_of
 
 EOS = [0, 1]
-
-
-def _expected(
-    model: PreTrainedModel,
-    prompts: list[list[int]],
-    keys: list[list[SampleKey]],
-    *,
-    eos: Sequence[int] = EOS,
-    **sampling: float,
-) -> Rollout:
-    return PlainEngine().generate(
-        model,
-        GenerateRequest(
-            prompt_ids=prompts, keys=keys, sampling=SamplingParams(**sampling), eos_token_ids=eos, pad_token_id=0
-        ),
-    )
-
-
-def _rows(rollout: Rollout) -> list[list[int]]:
-    return [row[:n] for row, n in zip(rollout.completion_ids.tolist(), rollout.lengths.tolist(), strict=True)]
 
 
 @pytest.fixture(params=[TORCH, "kernel"])
@@ -75,23 +54,21 @@ class Collector:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "gpt2"])
-def test_sequences_that_join_at_different_times_draw_what_the_engine_draws(
-    decoder: str, family: str, build_model: Callable, make_keys: Callable, prompts: list[list[int]]
-) -> None:
+def test_sequences_that_join_at_different_times_draw_what_the_engine_draws(decoder: str, family: str) -> None:
     model = build_model(family)
     keys = make_keys(3, 4)
     options = SequenceOptions(sampling=SamplingParams(max_completion_length=24))
-    rollout = _expected(model, prompts, keys, max_completion_length=24)
+    rollout = generate(PlainEngine(), model, UNEVEN, keys, eos=EOS, length=24)
 
     run = Collector(ContinuousBatch(model, eos_token_ids=EOS, decoder=decoder, max_rows=12))
     sequences = []
-    for prompt, group in zip(prompts, keys, strict=True):
+    for prompt, group in zip(UNEVEN, keys, strict=True):
         sequences += run.batch.add(prompt, [sample_key(key) for key in group], options)
         for _ in range(3):
             run.step()
     run.drain()
 
-    assert [run.tokens(s) for s in sequences] == _rows(rollout)
+    assert [run.tokens(s) for s in sequences] == rows_of(rollout)
     assert [run.drawn[s][-1].finish for s in sequences] == rollout.finish_reasons
     mine = [logprob for s in sequences for d in run.drawn[s] for logprob in d.logprobs]
     torch.testing.assert_close(
@@ -100,9 +77,7 @@ def test_sequences_that_join_at_different_times_draw_what_the_engine_draws(
 
 
 @pytest.mark.skipif(not multiplies_bfloat16(), reason="this processor has no products in bfloat16")
-def test_a_batch_computes_in_the_precision_of_the_training(
-    build_model: Callable, make_keys: Callable, prompts: list[list[int]], tmp_path: Path
-) -> None:
+def test_a_batch_computes_in_the_precision_of_the_training(tmp_path: Path) -> None:
     model, (keys, *_) = build_model("qwen2"), make_keys(1, 8)
     sampling = SamplingParams(max_completion_length=1)
     trained = ServedModel(
@@ -118,31 +93,23 @@ def test_a_batch_computes_in_the_precision_of_the_training(
     def logprobs(precision: str) -> torch.Tensor:
         run = Collector(batch_of(replace(trained, precision=precision), model, 8))
         options = SequenceOptions(sampling=sampling)
-        sequences = run.batch.add(prompts[0], [sample_key(key) for key in keys], options)
+        sequences = run.batch.add(UNEVEN[0], [sample_key(key) for key in keys], options)
         run.drain()
         return torch.tensor([run.drawn[sequence][0].logprobs[0] for sequence in sequences])
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        expected = NativeEngine().generate(
-            model,
-            GenerateRequest(prompt_ids=prompts[:1], keys=[keys], sampling=sampling, eos_token_ids=EOS, pad_token_id=0),
-        )
+        expected = generate(NativeEngine(), model, UNEVEN[:1], [keys], eos=EOS, length=1)
     exact, rounded = logprobs("32-true"), logprobs("bf16-mixed")
     torch.testing.assert_close(rounded, expected.sampling_logprobs.flatten(), atol=1e-2, rtol=0.0)
     assert not torch.allclose(rounded, exact, atol=1e-4) and torch.equal(exact, logprobs(""))
 
 
 @pytest.mark.skipif(not built_kernels(), reason="no C compiler has built the decode kernel")
-def test_a_run_that_the_kernel_drew_is_served_with_the_same_bits(
-    build_model: Callable, make_keys: Callable, prompts: list[list[int]], tmp_path: Path
-) -> None:
+def test_a_run_that_the_kernel_drew_is_served_with_the_same_bits(tmp_path: Path) -> None:
     model, keys, engine = build_model("qwen2"), make_keys(3, 4), NativeEngine()
     engine.decoder = next(iter(built_kernels()))
     sampling = SamplingParams(max_completion_length=24)
-    rollout = engine.generate(
-        model,
-        GenerateRequest(prompt_ids=prompts, keys=keys, sampling=sampling, eos_token_ids=[], pad_token_id=0),
-    )
+    rollout = generate(engine, model, UNEVEN, keys, eos=[], length=24)
     trained = ServedModel(
         name="model",
         source=tmp_path,
@@ -155,7 +122,7 @@ def test_a_run_that_the_kernel_drew_is_served_with_the_same_bits(
     )
     run = Collector(batch_of(trained, model, 12))
     options, sequences = SequenceOptions(sampling=sampling, ignore_eos=True), list[int]()
-    for prompt, group in zip(prompts, keys, strict=True):
+    for prompt, group in zip(UNEVEN, keys, strict=True):
         sequences += run.batch.add(prompt, [sample_key(key) for key in group], options)
         run.step(3)
     run.drain()
@@ -164,7 +131,7 @@ def test_a_run_that_the_kernel_drew_is_served_with_the_same_bits(
     assert logprobs == rollout.sampling_logprobs.tolist()
 
 
-def test_a_long_prompt_that_joins_beside_others_draws_what_it_draws_alone(build_model: Callable) -> None:
+def test_a_long_prompt_that_joins_beside_others_draws_what_it_draws_alone() -> None:
     """Read in parts, by the kernel, while others of another sampling are drawn; one of two leaves before its end."""
     if not built_kernels():
         pytest.skip("no decode kernel computes this model here")
@@ -199,40 +166,36 @@ def test_a_long_prompt_that_joins_beside_others_draws_what_it_draws_alone(build_
 
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
 @pytest.mark.parametrize("stay", [1, 7, 64, 65])
-def test_a_sequence_that_left_goes_on_where_it_was(
-    decoder: str, family: str, stay: int, build_model: Callable, make_keys: Callable, prompts: list[list[int]]
-) -> None:
+def test_a_sequence_that_left_goes_on_where_it_was(decoder: str, family: str, stay: int) -> None:
     """Its penalties and random numbers, too: 64 of these are made at once."""
     model, ((key, other),) = build_model(family), make_keys(1, 2)
     penalised = LogitOptions(repetition_penalty=1.3, frequency_penalty=0.2, min_tokens=80)
     options = SequenceOptions(sampling=SamplingParams(max_completion_length=90), ignore_eos=True, logits=penalised)
     whole = Collector(ContinuousBatch(model, eos_token_ids=EOS, decoder=decoder, max_rows=2))
-    (expected,) = whole.batch.add(prompts[0], [sample_key(key)], options)
+    (expected,) = whole.batch.add(UNEVEN[0], [sample_key(key)], options)
     whole.drain()
     run = Collector(ContinuousBatch(model, eos_token_ids=EOS, decoder=decoder, max_rows=2))
-    (first,) = run.batch.add(prompts[0], [sample_key(key)], options)
+    (first,) = run.batch.add(UNEVEN[0], [sample_key(key)], options)
     for _ in range(stay):
         run.step()
     run.batch.remove([first])
-    run.batch.add(prompts[1], [sample_key(other)], options)  # takes its place
+    run.batch.add(UNEVEN[1], [sample_key(other)], options)  # takes its place
     run.step()
-    (again,) = run.batch.add(prompts[0], [sample_key(key)], options, drawn=run.tokens(first))
+    (again,) = run.batch.add(UNEVEN[0], [sample_key(key)], options, drawn=run.tokens(first))
     run.drain()
     assert run.tokens(first) + run.tokens(again) == whole.tokens(expected)
     assert len(whole.tokens(expected)) == 90
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
-def test_removing_sequences_changes_nothing_for_the_others(
-    decoder: str, family: str, build_model: Callable, make_keys: Callable, prompts: list[list[int]]
-) -> None:
+def test_removing_sequences_changes_nothing_for_the_others(decoder: str, family: str) -> None:
     model, keys = build_model(family), make_keys(3, 4)
-    expected = _rows(_expected(model, prompts, keys, max_completion_length=20))
+    expected = rows_of(generate(PlainEngine(), model, UNEVEN, keys, eos=EOS, length=20))
     options = SequenceOptions(sampling=SamplingParams(max_completion_length=20))
     run = Collector(ContinuousBatch(model, eos_token_ids=EOS, decoder=decoder, max_rows=12))
     sequences = [
         s
-        for prompt, group in zip(prompts, keys, strict=True)
+        for prompt, group in zip(UNEVEN, keys, strict=True)
         for s in run.batch.add(prompt, [sample_key(k) for k in group], options)
     ]
     run.batch.remove([sequences[1]])  # before its first token
@@ -252,9 +215,7 @@ def test_removing_sequences_changes_nothing_for_the_others(
             assert run.tokens(sequence) == expected[i]
 
 
-def test_sequences_with_unlike_sampling_share_a_batch(
-    decoder: str, build_model: Callable, make_keys: Callable, prompts: list[list[int]]
-) -> None:
+def test_sequences_with_unlike_sampling_share_a_batch(decoder: str) -> None:
     model, keys = build_model("qwen2"), make_keys(3, 2)
     settings = [{"temperature": 0.0}, {"temperature": 0.7, "top_p": 0.8}, {"temperature": 1.3, "top_k": 5}]
     run = Collector(ContinuousBatch(model, eos_token_ids=EOS, decoder=decoder, max_rows=6))
@@ -264,18 +225,18 @@ def test_sequences_with_unlike_sampling_share_a_batch(
             [sample_key(k) for k in group],
             SequenceOptions(sampling=SamplingParams(max_completion_length=16, **setting)),
         )
-        for prompt, group, setting in zip(prompts, keys, settings, strict=True)
+        for prompt, group, setting in zip(UNEVEN, keys, settings, strict=True)
     ]
     run.drain()
     for p, setting in enumerate(settings):
-        alone = _expected(model, [prompts[p]], [keys[p]], max_completion_length=16, **setting)
-        assert [run.tokens(s) for s in sequences[p]] == _rows(alone)
+        alone = generate(PlainEngine(), model, [UNEVEN[p]], [keys[p]], eos=EOS, length=16, **setting)
+        assert [run.tokens(s) for s in sequences[p]] == rows_of(alone)
 
 
-def test_a_cache_that_grows_keeps_what_it_held(decoder: str, build_model: Callable, make_keys: Callable) -> None:
+def test_a_cache_that_grows_keeps_what_it_held(decoder: str) -> None:
     model, keys = build_model("llama"), make_keys(2, 2)
     prompts = [[5, 9, 1], [7] * 30]
-    expected = _rows(_expected(model, prompts, keys, max_completion_length=40))
+    expected = rows_of(generate(PlainEngine(), model, prompts, keys, eos=EOS, length=40))
     run = Collector(ContinuousBatch(model, eos_token_ids=EOS, decoder=decoder, max_rows=4))
     options = SequenceOptions(sampling=SamplingParams(max_completion_length=40))
     first = run.batch.add(prompts[0], [sample_key(k) for k in keys[0]], options)
@@ -287,12 +248,12 @@ def test_a_cache_that_grows_keeps_what_it_held(decoder: str, build_model: Callab
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2"])
 def test_prompts_of_all_lengths_that_join_at_once_draw_what_the_engine_draws(
-    decoder: str, family: str, build_model: Callable, make_keys: Callable, monkeypatch: pytest.MonkeyPatch
+    decoder: str, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slots, "_PREFILL_TOKENS", 24)  # so that several passes are needed
     model, keys = build_model(family), make_keys(6, 2)
     prompts = [[5], [7] * 20, [9, 1], [3, 4, 5, 6, 7], [2, 8, 3], [6] * 4]
-    expected = _rows(_expected(model, prompts, keys, eos=[], max_completion_length=70))  # more than one random block
+    expected = rows_of(generate(PlainEngine(), model, prompts, keys, eos=[], length=70))  # more than one random block
     run = Collector(ContinuousBatch(model, eos_token_ids=[], decoder=decoder, max_rows=12))
     options = SequenceOptions(sampling=SamplingParams(max_completion_length=70))
     sequences = [
@@ -303,7 +264,7 @@ def test_prompts_of_all_lengths_that_join_at_once_draw_what_the_engine_draws(
     assert [run.tokens(s) for group in sequences for s in group] == expected
 
 
-def test_ignore_eos_draws_the_full_length(decoder: str, build_model: Callable) -> None:
+def test_ignore_eos_draws_the_full_length(decoder: str) -> None:
     run = Collector(ContinuousBatch(build_model("qwen2"), eos_token_ids=list(range(37)), decoder=decoder, max_rows=1))
     options = SequenceOptions(sampling=SamplingParams(max_completion_length=9), ignore_eos=True)
     (sequence,) = run.batch.add([3, 4], [1], options)
@@ -312,7 +273,7 @@ def test_ignore_eos_draws_the_full_length(decoder: str, build_model: Callable) -
     assert run.drawn[sequence][-1].finish == "length"
 
 
-def test_top_logprobs_are_those_of_the_distribution_drawn_from(decoder: str, build_model: Callable) -> None:
+def test_top_logprobs_are_those_of_the_distribution_drawn_from(decoder: str) -> None:
     model = build_model("qwen2").eval()
     sampling = SamplingParams(max_completion_length=1, temperature=0.5, top_k=3)
     run = Collector(ContinuousBatch(model, eos_token_ids=[], decoder=decoder, max_rows=1))
@@ -329,7 +290,7 @@ def test_top_logprobs_are_those_of_the_distribution_drawn_from(decoder: str, bui
     assert dict(top)[token] == pytest.approx(logprob, abs=1e-5)
 
 
-def test_more_sequences_than_places_are_refused(decoder: str, build_model: Callable) -> None:
+def test_more_sequences_than_places_are_refused(decoder: str) -> None:
     batch = ContinuousBatch(build_model("qwen2"), eos_token_ids=EOS, decoder=decoder, max_rows=3)
     options = SequenceOptions(sampling=SamplingParams(max_completion_length=4))
     batch.add([3], [1, 2], options)

@@ -7,15 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.rollout.engine import RolloutInterrupted
 from grpo_pl.rollout.native.decode_kernel import built_kernels
 from grpo_pl.rollout.native.decoder_choice import SWITCH
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
-from grpo_pl.types import GenerateRequest, Rollout, SamplingParams
+from tests.rollout.drawn import UNEVEN, assert_same, build_model, generate, make_keys, scored
 
-PAD, EOS = 0, (6, 20)
 OWN = ["llama", "qwen2", "qwen3", "mistral"]
 
 
@@ -26,31 +24,6 @@ def decoder(request, monkeypatch) -> str:
         pytest.skip("no C compiler has built the decode kernel")
     monkeypatch.setenv(SWITCH, "torch" if request.param == "torch" else next(iter(built_kernels())))
     return request.param
-
-
-def _generate(engine, model, prompts, keys, *, eos=EOS, max_length=14, **options) -> Rollout:
-    truncation = {name: options.pop(name) for name in ("top_k", "top_p") if name in options}
-    temperature = options.pop("temperature", 1.0)
-    return engine.generate(
-        model,
-        GenerateRequest(
-            prompt_ids=prompts,
-            keys=keys,
-            sampling=SamplingParams(max_completion_length=max_length, temperature=temperature, **truncation),
-            eos_token_ids=list(eos),
-            pad_token_id=PAD,
-        ),
-        **options,
-    )
-
-
-def _assert_same(ours: Rollout, reference: Rollout) -> None:
-    assert torch.equal(ours.prompt_ids, reference.prompt_ids)
-    assert torch.equal(ours.prompt_mask, reference.prompt_mask)
-    assert torch.equal(ours.completion_ids, reference.completion_ids)
-    assert torch.equal(ours.completion_mask, reference.completion_mask)
-    assert ours.finish_reasons == reference.finish_reasons
-    torch.testing.assert_close(ours.sampling_logprobs, reference.sampling_logprobs, atol=1e-4, rtol=0.0)
 
 
 @pytest.fixture
@@ -70,90 +43,82 @@ def no_fallback(monkeypatch):
 @pytest.mark.parametrize(
     "how", [{}, {"temperature": 0.6}, {"temperature": 0.0}, {"top_k": 5}, {"top_p": 0.8, "temperature": 1.3}]
 )
-def test_draws_the_samples_of_the_plain_engine(build_model, make_keys, prompts, no_fallback, family, how):
+def test_draws_the_samples_of_the_plain_engine(no_fallback, family, how):
     model, keys = build_model(family), make_keys(3, 5)
-    _assert_same(
-        _generate(NativeEngine(), model, prompts, keys, **how), _generate(PlainEngine(), model, prompts, keys, **how)
+    assert_same(
+        generate(NativeEngine(), model, UNEVEN, keys, **how), generate(PlainEngine(), model, UNEVEN, keys, **how)
     )
 
 
-def test_near_ties_are_the_only_difference_over_many_samples(build_model, make_keys, no_fallback):
+def test_near_ties_are_the_only_difference_over_many_samples(no_fallback):
     """4,096 tokens: a draw differs only where rounding swaps the two best scores of its race."""
     model, keys = build_model("qwen2"), make_keys(16, 8)
     requests = [[p + 1, 2 * p % 37, 3] for p in range(16)]
-    ours = _generate(NativeEngine(), model, requests, keys, eos=(), max_length=32)
-    reference = _generate(PlainEngine(), model, requests, keys, eos=(), max_length=32)
+    ours = generate(NativeEngine(), model, requests, keys, eos=(), length=32)
+    reference = generate(PlainEngine(), model, requests, keys, eos=(), length=32)
     differing_rows = (ours.completion_ids != reference.completion_ids).any(dim=1).sum()
     assert differing_rows <= 1
 
 
 @pytest.mark.parametrize("family", OWN)
-def test_captured_logprobs_are_those_of_teacher_forcing(build_model, make_keys, prompts, no_fallback, family):
+def test_captured_logprobs_are_those_of_teacher_forcing(no_fallback, family):
     model = build_model(family)
-    rollout = _generate(NativeEngine(), model, prompts, make_keys(3, 4), temperature=0.8)
-    with torch.no_grad():
-        scored, _ = completion_logprobs(
-            model.eval(),
-            prompt_ids=rollout.prompt_ids,
-            prompt_mask=rollout.prompt_mask,
-            completion_ids=rollout.completion_ids,
-            completion_mask=rollout.completion_mask,
-            temperature=0.8,
-        )
+    rollout = generate(NativeEngine(), model, UNEVEN, make_keys(3, 4), temperature=0.8)
+    forced = scored(model, rollout, 0.8)
     kept = rollout.completion_mask
-    assert (scored[kept] - rollout.sampling_logprobs[kept]).abs().max() < 1e-4
+    assert (forced[kept] - rollout.sampling_logprobs[kept]).abs().max() < 1e-4
     assert not rollout.sampling_logprobs[~kept].any()
 
 
 @pytest.mark.parametrize("rows", [1, 3, 5, 64])
-def test_samples_do_not_depend_on_how_rows_are_batched(build_model, make_keys, prompts, no_fallback, rows):
+def test_samples_do_not_depend_on_how_rows_are_batched(no_fallback, rows):
     model, keys = build_model("qwen2"), make_keys(3, 4)
-    _assert_same(
-        _generate(NativeEngine(max_batch_rows=rows), model, prompts, keys),
-        _generate(NativeEngine(), model, prompts, keys),
+    assert_same(
+        generate(NativeEngine(max_batch_rows=rows), model, UNEVEN, keys),
+        generate(NativeEngine(), model, UNEVEN, keys),
     )
 
 
-def test_prompts_are_prefilled_in_slices_when_they_are_many(build_model, make_keys, prompts, no_fallback, monkeypatch):
+def test_prompts_are_prefilled_in_slices_when_they_are_many(no_fallback, monkeypatch):
     model, keys = build_model("qwen2"), make_keys(3, 4)
-    whole = _generate(NativeEngine(), model, prompts, keys)
+    whole = generate(NativeEngine(), model, UNEVEN, keys)
     monkeypatch.setattr("grpo_pl.rollout.native.llama_family._PREFILL_TOKENS", 14)  # two prompts a slice
-    _assert_same(_generate(NativeEngine(), model, prompts, keys), whole)
+    assert_same(generate(NativeEngine(), model, UNEVEN, keys), whole)
 
 
-def test_weights_updated_in_place_are_seen_at_once(build_model, make_keys, prompts, no_fallback):
+def test_weights_updated_in_place_are_seen_at_once(no_fallback):
     model, keys, engine = build_model("qwen2"), make_keys(3, 4), NativeEngine()
-    before = _generate(engine, model, prompts, keys)
+    before = generate(engine, model, UNEVEN, keys)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    after = _generate(engine, model, prompts, keys)
+    after = generate(engine, model, UNEVEN, keys)
     assert not torch.equal(before.completion_ids, after.completion_ids)
-    _assert_same(after, _generate(PlainEngine(), model, prompts, keys))
+    assert_same(after, generate(PlainEngine(), model, UNEVEN, keys))
 
 
-def test_model_is_left_as_it_was(build_model, make_keys, prompts, no_fallback):
+def test_model_is_left_as_it_was(no_fallback):
     model = build_model("qwen2")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    _generate(NativeEngine(), model, prompts, make_keys(3, 2))
+    generate(NativeEngine(), model, UNEVEN, make_keys(3, 2))
     assert model.training
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
 
 
-def test_one_token_completions_need_no_decode_step(build_model, make_keys, prompts, no_fallback):
+def test_one_token_completions_need_no_decode_step(no_fallback):
     model, keys = build_model("qwen3"), make_keys(3, 2)
-    _assert_same(
-        _generate(NativeEngine(), model, prompts, keys, max_length=1),
-        _generate(PlainEngine(), model, prompts, keys, max_length=1),
+    assert_same(
+        generate(NativeEngine(), model, UNEVEN, keys, length=1),
+        generate(PlainEngine(), model, UNEVEN, keys, length=1),
     )
 
 
-def test_progress_and_interruption(build_model, make_keys, prompts, no_fallback, decoder):
+def test_progress_and_interruption(no_fallback, decoder):
     model, seen, asked = build_model("qwen2"), [], []
     enough = 3 if decoder == "torch" else 1  # the kernel asks before it starts, and every few milliseconds
-    rollout = _generate(
-        NativeEngine(max_batch_rows=4), model, prompts, make_keys(3, 4), progress=lambda *now: seen.append(now)
+    rollout = generate(
+        NativeEngine(max_batch_rows=4), model, UNEVEN, make_keys(3, 4), progress=lambda *now: seen.append(now)
     )
     assert seen == sorted(seen) and seen[-1] == (int(rollout.lengths.sum()), 12)
 
@@ -162,119 +127,67 @@ def test_progress_and_interruption(build_model, make_keys, prompts, no_fallback,
         return len(asked) == enough
 
     with pytest.raises(RolloutInterrupted):
-        _generate(NativeEngine(), model, prompts, make_keys(3, 4), should_stop=stop)
+        generate(NativeEngine(), model, UNEVEN, make_keys(3, 4), should_stop=stop)
     assert len(asked) == enough
 
 
-def test_bfloat16_policy_is_decoded_in_bfloat16(build_model, make_keys, prompts, no_fallback):
+def test_bfloat16_policy_is_decoded_in_bfloat16(no_fallback):
     model, keys = build_model("qwen2").bfloat16(), make_keys(3, 8)
-    rollout = _generate(NativeEngine(), model, prompts, keys, eos=())
+    rollout = generate(NativeEngine(), model, UNEVEN, keys, eos=())
     assert rollout.sampling_logprobs.dtype == torch.float32
-    with torch.no_grad():
-        scored, _ = completion_logprobs(
-            model.float().eval(),
-            prompt_ids=rollout.prompt_ids,
-            prompt_mask=rollout.prompt_mask,
-            completion_ids=rollout.completion_ids,
-            completion_mask=rollout.completion_mask,
-            temperature=1.0,
-        )
-    assert (scored - rollout.sampling_logprobs).abs().mean() < 0.03  # bfloat16 keeps 8 bits of a logit near 4
+    forced = scored(model.float(), rollout, 1.0)
+    assert (forced - rollout.sampling_logprobs).abs().mean() < 0.03  # bfloat16 keeps 8 bits of a logit near 4
 
 
-def test_a_run_in_bfloat16_alone_keeps_logprobs_in_float32(build_model, make_keys, prompts, no_fallback):
+def test_a_run_in_bfloat16_alone_keeps_logprobs_in_float32(no_fallback):
     """``Trainer(precision="bf16-true")`` makes bfloat16 the default type of new tensors."""
     model, keys = build_model("qwen2").bfloat16(), make_keys(3, 8)
-    expected = _generate(NativeEngine(), model, prompts, keys, eos=())
+    expected = generate(NativeEngine(), model, UNEVEN, keys, eos=())
     torch.set_default_dtype(torch.bfloat16)
     try:
-        found = _generate(NativeEngine(), model, prompts, keys, eos=())
+        found = generate(NativeEngine(), model, UNEVEN, keys, eos=())
     finally:
         torch.set_default_dtype(torch.float32)
     assert found.sampling_logprobs.dtype == torch.float32
-    _assert_same(found, expected)
+    assert_same(found, expected)
 
 
-def test_autocast_decodes_in_its_type(build_model, make_keys, prompts, no_fallback):
+def test_autocast_decodes_in_its_type(no_fallback):
     model, keys = build_model("qwen2"), make_keys(3, 8)
-    exact = _generate(NativeEngine(), model, prompts, keys, eos=(), max_length=1)
+    exact = generate(NativeEngine(), model, UNEVEN, keys, eos=(), length=1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        rounded = _generate(NativeEngine(), model, prompts, keys, eos=(), max_length=1)
+        rounded = generate(NativeEngine(), model, UNEVEN, keys, eos=(), length=1)
     same = exact.completion_ids == rounded.completion_ids
     difference = (exact.sampling_logprobs - rounded.sampling_logprobs)[same].abs()
     assert same.float().mean() > 0.8 and 0 < difference.max() < 0.2
 
 
-def test_float64_policy_keeps_its_precision(build_model, make_keys, prompts, no_fallback):
+def test_float64_policy_keeps_its_precision(no_fallback):
     model, keys = build_model("qwen2").double(), make_keys(3, 4)
-    _assert_same(_generate(NativeEngine(), model, prompts, keys), _generate(PlainEngine(), model, prompts, keys))
+    assert_same(generate(NativeEngine(), model, UNEVEN, keys), generate(PlainEngine(), model, UNEVEN, keys))
 
 
-def test_diverged_policy_is_refused(build_model, make_keys, prompts, no_fallback):
+def test_diverged_policy_is_refused(no_fallback):
     model = build_model("qwen2")
     model.model.norm.weight.data.fill_(torch.nan)
     with pytest.raises(ValueError, match="not finite"):
-        _generate(NativeEngine(), model, prompts, make_keys(3, 2))
+        generate(NativeEngine(), model, UNEVEN, make_keys(3, 2))
 
 
-def _fallback_line(model, prompts, keys, caplog) -> str:
-    """The one log line of an engine that was asked twice, whose samples are the plain engine's."""
-    engine = NativeEngine()
-    with caplog.at_level(logging.INFO, logger="grpo_pl.rollout.native.engine"):
-        ours = _generate(engine, model, prompts, keys)
-        _generate(engine, model, prompts, keys)
-    _assert_same(ours, _generate(PlainEngine(), model, prompts, keys))
-    assert len(caplog.messages) == 1
-    return caplog.messages[0]
-
-
-def test_unknown_architecture_goes_to_the_plain_engine_with_one_line(build_model, make_keys, prompts, caplog):
-    line = _fallback_line(build_model("gpt2"), prompts, make_keys(3, 2), caplog)
-    assert "GPT2LMHeadModel" in line and "no own forward pass" in line
-
-
-def test_known_architecture_says_so(build_model, make_keys, prompts, caplog, decoder):
+def test_known_architecture_says_so(caplog, decoder):
     what = {
         "torch": "the own forward pass of the Llama family",
         "kernel": f"the decode kernel ({next(iter(built_kernels()), '')})",
     }
     with caplog.at_level(logging.INFO, logger="grpo_pl.rollout.native.engine"):
-        _generate(NativeEngine(), build_model("qwen2"), prompts, make_keys(3, 2))
+        generate(NativeEngine(), build_model("qwen2"), UNEVEN, make_keys(3, 2))
     assert caplog.messages == [f"rollouts of Qwen2ForCausalLM run on {what[decoder]}."]
 
 
-def test_sliding_window_shorter_than_the_rollout_goes_to_the_plain_engine(build_model, make_keys, prompts, caplog):
-    model = build_model("mistral")
-    model.config.sliding_window = 8
-    assert "sliding" in _fallback_line(model, prompts, make_keys(3, 2), caplog)
-
-
-def test_wide_sliding_window_keeps_the_own_forward_pass(build_model, make_keys, prompts, no_fallback):
+def test_wide_sliding_window_keeps_the_own_forward_pass(no_fallback):
     model = build_model("mistral")
     model.config.sliding_window = 21  # 7 prompt and 14 completion tokens
-    _generate(NativeEngine(), model, prompts, make_keys(3, 2))
-
-
-def test_length_dependent_rotary_embedding_goes_to_the_plain_engine(build_model, make_keys, prompts, caplog):
-    model = build_model("qwen2")
-    model.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-    assert "rotary" in _fallback_line(model, prompts, make_keys(3, 2), caplog)
-
-
-def test_hooked_layer_goes_to_the_plain_engine(build_model, make_keys, prompts, caplog):
-    model = build_model("qwen2")
-    model.model.layers[0].mlp.register_forward_hook(lambda module, args, output: output * 1.5)
-    assert "hooks" in _fallback_line(model, prompts, make_keys(3, 2), caplog)
-
-
-def test_wrapped_linear_goes_to_the_plain_engine(build_model, make_keys, prompts, caplog):
-    class Doubled(torch.nn.Linear):
-        def forward(self, x):
-            return 2 * super().forward(x)
-
-    model = build_model("qwen2")
-    model.model.layers[1].mlp.down_proj.__class__ = Doubled
-    assert "Doubled" in _fallback_line(model, prompts, make_keys(3, 2), caplog)
+    generate(NativeEngine(), model, UNEVEN, make_keys(3, 2))
 
 
 def _with_lora(model, **options):
@@ -289,35 +202,56 @@ def _with_lora(model, **options):
     return wrapped
 
 
-def test_lora_adapters_count_and_can_be_switched_off(build_model, make_keys, prompts, no_fallback):
+def test_lora_adapters_count_and_can_be_switched_off(no_fallback):
     model, keys, engine = _with_lora(build_model("qwen2")), make_keys(3, 4), NativeEngine()
-    adapted = _generate(engine, model, prompts, keys)
-    _assert_same(adapted, _generate(PlainEngine(), model, prompts, keys))
+    adapted = generate(engine, model, UNEVEN, keys)
+    assert_same(adapted, generate(PlainEngine(), model, UNEVEN, keys))
     with model.disable_adapter():
-        bare = _generate(engine, model, prompts, keys)
+        bare = generate(engine, model, UNEVEN, keys)
     assert not torch.equal(adapted.completion_ids, bare.completion_ids)
-    _assert_same(bare, _generate(PlainEngine(), build_model("qwen2"), prompts, keys))
+    assert_same(bare, generate(PlainEngine(), build_model("qwen2"), UNEVEN, keys))
     model.merge_adapter()
-    _assert_same(_generate(engine, model, prompts, keys), adapted)
+    assert_same(generate(engine, model, UNEVEN, keys), adapted)
 
 
-def test_lora_that_cannot_be_merged_goes_to_the_plain_engine(build_model, make_keys, prompts, caplog):
-    dora = _with_lora(build_model("qwen2"), use_dora=True)
-    assert "DoRA" in _fallback_line(dora, prompts, make_keys(3, 2), caplog)
-    caplog.clear()
-    low = _with_lora(build_model("qwen2").bfloat16())
-    assert "low precision" in _fallback_line(low, prompts, make_keys(3, 2), caplog)
+class Doubled(torch.nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+OTHERS = {
+    "GPT2LMHeadModel has no own forward pass": ("gpt2", lambda m: m),
+    "21 tokens exceed its sliding attention window": ("mistral", lambda m: setattr(m.config, "sliding_window", 8)),
+    "its rotary embedding of type 'dynamic'": ("qwen2", lambda m: setattr(m.config, "rope_parameters", DYNAMIC)),
+    "hooks or patches": ("qwen2", lambda m: m.model.norm.register_forward_hook(lambda _, args, output: output * 1.5)),
+    "wrapped as Doubled": ("qwen2", lambda m: setattr(m.model.layers[1].mlp.down_proj, "__class__", Doubled)),
+    "DoRA": ("qwen2", lambda m: _with_lora(m, use_dora=True)),
+    "low precision": ("qwen2", lambda m: _with_lora(m.bfloat16())),
+}
+
+
+@pytest.mark.parametrize("reason", OTHERS)
+def test_what_the_own_pass_does_not_compute_goes_to_the_plain_engine_with_one_line(caplog, reason):
+    family, change = OTHERS[reason]
+    model, keys, engine = build_model(family), make_keys(3, 2), NativeEngine()
+    changed = change(model)
+    model = changed if isinstance(changed, torch.nn.Module) else model
+    with caplog.at_level(logging.INFO, logger="grpo_pl.rollout.native.engine"):
+        ours, _ = (generate(engine, model, UNEVEN, keys) for _ in range(2))
+    assert_same(ours, generate(PlainEngine(), model, UNEVEN, keys))
+    assert len(caplog.messages) == 1 and reason in caplog.messages[0]
 
 
 @pytest.mark.parametrize("family", OWN)
-def test_contexts_go_on_from_what_was_kept_or_begin_anew(family, build_model, make_keys):
+def test_contexts_go_on_from_what_was_kept_or_begin_anew(family):
     """Rows that rest, leave, are cut short or come new: each draws what its whole context draws."""
     model, rng, key = build_model(family), random.Random(1), make_keys(1, 1)[0][0]
     kept = NativeEngine().continuing(model, rows=12)
     contexts = {i: [5, 9, 1 + i // 4] for i in range(10)}
     for turn in range(5):
         prompts, keys = list(contexts.values()), [[replace(key, sample=i, turn=turn)] for i in contexts]
-        ours, reference = (_generate(engine, model, prompts, keys, max_length=9) for engine in (kept, PlainEngine()))
+        ours, reference = (generate(engine, model, prompts, keys, length=9) for engine in (kept, PlainEngine()))
         assert torch.equal(ours.completion_ids, reference.completion_ids)
         torch.testing.assert_close(ours.sampling_logprobs, reference.sampling_logprobs, rtol=1e-4, atol=1e-4)
         for row, i in enumerate(list(contexts)):

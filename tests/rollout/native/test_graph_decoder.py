@@ -1,5 +1,7 @@
 """The decoder and the draw of GPUs, on one where there is one, else interpreted on the CPU: the samples of torch."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -10,9 +12,10 @@ from grpo_pl.rollout.native.decoder_choice import SWITCH
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.native.graph_decoder import GraphDecoder
 from grpo_pl.rollout.plain import PlainEngine
-from grpo_pl.types import GenerateRequest, Rollout, SamplingParams
+from tests.rollout.drawn import UNEVEN, assert_same, build_model, generate, make_keys
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+_generate = partial(generate, length=20)
 
 
 @pytest.fixture
@@ -32,22 +35,6 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[GraphDecoder]:
     return made
 
 
-def _generate(engine, model, prompts, keys, *, eos=(6, 20), longest=20, limits=None, **options) -> Rollout:
-    sampling_params = SamplingParams(max_completion_length=longest, **options)
-    request = GenerateRequest(
-        prompt_ids=prompts, keys=keys, sampling=sampling_params, eos_token_ids=eos, pad_token_id=0, limits=limits
-    )
-    return engine.generate(model, request)
-
-
-def _assert_same(ours: Rollout, reference: Rollout) -> None:
-    for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "support", "top_ids"):
-        mine, theirs = getattr(ours, name), getattr(reference, name)
-        assert (mine is None) == (theirs is None) and (mine is None or torch.equal(mine, theirs)), name
-    assert ours.finish_reasons == reference.finish_reasons
-    torch.testing.assert_close(ours.sampling_logprobs, reference.sampling_logprobs, atol=1e-4, rtol=0.0)
-
-
 @pytest.mark.parametrize(
     ("family", "how"),
     [
@@ -58,11 +45,11 @@ def _assert_same(ours: Rollout, reference: Rollout) -> None:
         ("qwen3", {}),
     ],
 )
-def test_draws_the_samples_of_the_plain_engine(build_model, make_keys, prompts, graphs, family, how):
+def test_draws_the_samples_of_the_plain_engine(graphs, family, how):
     """Of prompts of three lengths, with completions that end before and behind a look after 16 tokens."""
     model, keys = build_model(family).to(DEVICE), make_keys(3, 1)
-    ours = _generate(NativeEngine(), model, prompts, keys, **how)
-    _assert_same(ours, _generate(PlainEngine(), model, prompts, keys, **how))
+    ours = _generate(NativeEngine(), model, UNEVEN, keys, **how)
+    assert_same(ours, _generate(PlainEngine(), model, UNEVEN, keys, **how))
     assert len(graphs) == 1
 
 
@@ -77,26 +64,32 @@ def test_draws_the_samples_of_the_plain_engine(build_model, make_keys, prompts, 
         {"limits": [[17], [1], [16]], "eos": ()},
     ],
 )
-def test_what_else_a_request_asks_for(build_model, make_keys, prompts, graphs, how):
+def test_what_else_a_request_asks_for(graphs, how):
     model, keys = build_model("qwen2").to(DEVICE), make_keys(3, 1)
-    ours = _generate(NativeEngine(), model, prompts, keys, **how)
-    _assert_same(ours, _generate(PlainEngine(), model, prompts, keys, **how))
+    ours = _generate(NativeEngine(), model, UNEVEN, keys, **how)
+    assert_same(ours, _generate(PlainEngine(), model, UNEVEN, keys, **how))
     assert len(graphs) == 1
 
 
-def test_in_chunks_and_with_one_row(build_model, make_keys, prompts, graphs):
+def test_in_chunks_and_with_one_row(graphs):
     model, keys = build_model("qwen3").to(DEVICE), make_keys(3, 1)
-    whole = _generate(NativeEngine(), model, prompts, keys)
-    _assert_same(_generate(NativeEngine(max_batch_rows=2), model, prompts, keys), whole)
-    one = _generate(NativeEngine(), model, prompts[:1], [keys[0][:1]])
+    whole = _generate(NativeEngine(), model, UNEVEN, keys)
+    assert_same(_generate(NativeEngine(max_batch_rows=2), model, UNEVEN, keys), whole)
+    one = _generate(NativeEngine(), model, UNEVEN[:1], [keys[0][:1]])
     drawn = one.lengths.item()
     assert torch.equal(one.completion_ids[0], whole.completion_ids[0, :drawn])
 
 
-def test_rows_that_have_ended_leave_when_half_of_all_have(build_model, make_keys, graphs):
+def test_rows_that_have_ended_leave_when_half_of_all_have(graphs):
     limits = [[1, 2, 3, 20, 21, 36]]
     ours = _generate(
-        NativeEngine(), build_model("qwen2").to(DEVICE), [[5, 9]], make_keys(1, 6), limits=limits, eos=(), longest=40
+        NativeEngine(),
+        build_model("qwen2").to(DEVICE),
+        [[5, 9]],
+        make_keys(1, 6),
+        limits=limits,
+        eos=(),
+        length=40,
     )
     assert ours.lengths.tolist() == limits[0] and ours.completion_ids.shape[1] == 36
     assert len(graphs[0]._tokens) == 1  # 6 rows, 3 after 16 tokens, 1 after 32

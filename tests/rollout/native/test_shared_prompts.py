@@ -6,7 +6,7 @@ import torch
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.native.shared_prompts import SHORTEST, SharedPrompts, worth_sharing
 from grpo_pl.rollout.plain import PlainEngine
-from grpo_pl.types import GenerateRequest, SamplingParams
+from tests.rollout.drawn import assert_same, build_model, generate, make_keys
 
 OWNERS = torch.tensor([0, 0, 0, 1, 2, 2])  # groups of three, one and two
 MASK = torch.tensor([[True] * 4, [False, True, True, True], [False, False, False, True]])
@@ -58,28 +58,14 @@ def test_only_long_prompts_of_groups_in_float32_on_a_cpu_are_shared():
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
 @pytest.mark.parametrize("rows", [0, 7])
-def test_long_prompts_give_the_samples_of_the_plain_engine(build_model, make_keys, monkeypatch, family, rows):
+def test_long_prompts_give_the_samples_of_the_plain_engine(monkeypatch, family, rows):
     """Rows end at different places, so that most prompts lose their rows before the last token."""
     asked = []
     attend = SharedPrompts.attend
     monkeypatch.setattr(SharedPrompts, "attend", lambda self, *a, **k: asked.append(a[0]) or attend(self, *a, **k))
     prompts = [[(7 * i + p) % 36 + 1 for i in range(SHORTEST + p)] for p in range(6)]
-
-    def generate(engine):
-        return engine.generate(
-            build_model(family),
-            GenerateRequest(
-                prompt_ids=prompts,
-                keys=make_keys(6, 5),
-                sampling=SamplingParams(max_completion_length=20),
-                eos_token_ids=[6, 20],
-                pad_token_id=0,
-            ),
-        )
-
-    ours, reference = generate(NativeEngine(max_batch_rows=rows)), generate(PlainEngine())
+    model, keys = build_model(family), make_keys(6, 5)
+    ours = generate(NativeEngine(max_batch_rows=rows), model, prompts, keys, length=20)
     assert asked
-    assert torch.equal(ours.completion_ids, reference.completion_ids)
-    assert torch.equal(ours.completion_mask, reference.completion_mask)
-    torch.testing.assert_close(ours.sampling_logprobs, reference.sampling_logprobs, atol=1e-4, rtol=0.0)
+    assert_same(ours, generate(PlainEngine(), model, prompts, keys, length=20))
     assert len(set(ours.lengths.tolist())) > 5

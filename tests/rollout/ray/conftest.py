@@ -1,5 +1,6 @@
 """A real cluster of two nodes on this machine, with a token, and engines whose actors it runs."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -16,12 +17,19 @@ import pytest
 
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.ray import RayEngine
-from grpo_pl.types import GenerateRequest, Rollout, SamplingParams
+from grpo_pl.types import Rollout
+from tests.rollout.drawn import generate, make_keys
 
 ROOT = Path(__file__).parents[3]
 PLUGINS = ROOT / "tests/plugins"
 STORE_BYTES = 100_000_000
 START_S = 120.0
+
+
+MARKS = [
+    pytest.mark.ray,
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: see docs/engines.md"),
+]
 
 
 class Cluster:
@@ -162,25 +170,7 @@ def connect(cluster: Cluster) -> Iterator[Callable[..., RayEngine]]:
         one.close()
 
 
-@pytest.fixture(scope="session")
-def draw(make_keys: Any) -> Callable[..., Rollout]:
-    """``draw(engine, model, temperature=0.7, …)``: 8 × 8 rows."""
-
-    def generate(
-        engine: RolloutEngine, model: Any, *, length: int = 24, prompts: int = 8, stops: Any = None, **options: Any
-    ) -> Rollout:
-        told = {name: options.pop(name) for name in ("progress", "should_stop") if name in options}
-        return engine.generate(
-            model,
-            GenerateRequest(
-                prompt_ids=[[(7 * p + 3 * t) % 36 + 1 for t in range(9 - p % 4)] for p in range(prompts)],
-                keys=make_keys(prompts, 8),
-                sampling=SamplingParams(max_completion_length=length, **options),
-                eos_token_ids=[6],
-                pad_token_id=0,
-                stops=stops,
-            ),
-            **told,
-        )
-
-    return generate
+def draw(engine: RolloutEngine, model: Any, *, length: int = 24, prompts: int = 8, **how: Any) -> Rollout:
+    """8 × 8 rows, unless told otherwise."""
+    asked = [[(7 * p + 3 * t) % 36 + 1 for t in range(9 - p % 4)] for p in range(prompts)]
+    return generate(engine, model, asked, make_keys(prompts, 8), length=length, eos=[6], **how)

@@ -1,6 +1,5 @@
 """Clusters that cannot be used, or end: each way in one line."""
 
-import importlib.util
 import os
 import re
 import shutil
@@ -15,17 +14,13 @@ import pytest
 import torch
 
 from grpo_pl.rollout.ray import RayEngine
-from tests.rollout.ray.conftest import ROOT, STORE_BYTES, Cluster
+from tests.rollout.drawn import build_model
+from tests.rollout.ray.conftest import MARKS, ROOT, STORE_BYTES, Cluster, draw
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: see docs/engines.md"),
-]
+pytestmark = MARKS
 
 
-def test_what_a_cluster_lacks_is_told_in_one_line(
-    cluster: Any, connect: Any, draw: Any, build_model: Any, caplog: Any
-) -> None:
+def test_what_a_cluster_lacks_is_told_in_one_line(cluster: Any, connect: Any, caplog: Any) -> None:
     with pytest.raises(ValueError, match=r"5 actors of 2 CPUs and 0 GPUs are to draw, .* 3 nodes have room for 2"):
         connect(actors=5).check()
     with pytest.raises(ValueError, match=r"1 actors of 2 CPUs and 1 GPUs are to draw, .* have room for 0"):

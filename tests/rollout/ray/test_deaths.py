@@ -1,35 +1,29 @@
 """Actors and nodes that die lose no sample, and double none."""
 
-import importlib.util
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from grpo_pl.rollout.engine import EngineDied
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.types import Rollout
+from tests.rollout.drawn import assert_same, build_model
+from tests.rollout.ray.conftest import MARKS, draw
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: see docs/engines.md"),
-]
+pytestmark = MARKS
 REPEATS = [pytest.param(1, id="once"), pytest.param(10, id="ten", marks=pytest.mark.slow)]
 
 
-def _assert_equal(ours: Rollout, reference: Rollout) -> None:
-    assert torch.equal(ours.completion_ids, reference.completion_ids)
-    assert torch.allclose(ours.sampling_logprobs, reference.sampling_logprobs, atol=1e-5, rtol=0.0)
-    assert ours.finish_reasons == reference.finish_reasons
+_assert_equal = partial(assert_same, atol=1e-5)
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("times", REPEATS)
 def test_an_actor_a_raylet_or_a_node_that_dies_in_a_draw_or_a_push_costs_no_sample(
-    cluster: Any, connect: Any, draw: Any, build_model: Any, caplog: Any, times: int, tmp_path: Path
+    cluster: Any, connect: Any, caplog: Any, times: int, tmp_path: Path
 ) -> None:
     model = build_model("qwen2")
     reference = draw(NativeEngine(), model, length=70)  # for an actor outlives its raylet by a moment
@@ -58,14 +52,14 @@ def test_an_actor_a_raylet_or_a_node_that_dies_in_a_draw_or_a_push_costs_no_samp
         assert engine.pushes == pushes + (moment == "push")
 
 
-def test_a_second_death_in_one_part_ends_the_run_in_one_line(connect: Any, draw: Any, build_model: Any) -> None:
+def test_a_second_death_in_one_part_ends_the_run_in_one_line(connect: Any) -> None:
     with pytest.raises(EngineDied, match="It was the second in this part of a rollout; --resume goes on") as death:
         draw(connect("DyingEngine"), build_model("qwen2"))
     assert death.value.final and "\n" not in str(death.value)
 
 
 def test_an_actor_that_takes_the_place_of_the_first_ranks_tells_others_of_the_weights(
-    cluster: Any, connect: Any, draw: Any, build_model: Any, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, victims = build_model("qwen2"), ["first"]
     reference = draw(NativeEngine(), model, length=40)

@@ -1,8 +1,8 @@
 """Actors draw what the native engine draws here, from the weights of the moment."""
 
-import importlib.util
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,22 +11,14 @@ import torch
 from grpo_pl.policy.lora import Lora, add_adapters
 from grpo_pl.rollout.engine import PolicyDiverged, RolloutInterrupted
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.types import Rollout, StopStrings
+from grpo_pl.types import StopStrings
+from tests.rollout.drawn import assert_same, build_model
+from tests.rollout.ray.conftest import MARKS, draw
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: see docs/engines.md"),
-]
+pytestmark = MARKS
 
 
-def _assert_equal(ours: Rollout, reference: Rollout) -> None:
-    """Up to the rounding of products of fewer rows."""
-    for name, value in vars(reference).items():
-        own = getattr(ours, name)
-        if torch.is_tensor(value) and value.is_floating_point():
-            assert own.shape == value.shape and torch.allclose(own, value, atol=1e-5, rtol=0.0), name
-        else:
-            assert torch.equal(own, value) if torch.is_tensor(value) else own == value, name
+_assert_equal = partial(assert_same, atol=1e-5)  # the rounding of products of fewer rows
 
 
 def _disturb(model: Any) -> None:
@@ -37,9 +29,7 @@ def _disturb(model: Any) -> None:
 
 
 @pytest.mark.parametrize("actors", [1, 2])
-def test_all_rows_are_those_of_the_native_engine(
-    cluster: Any, connect: Any, draw: Any, build_model: Any, actors: int
-) -> None:
+def test_all_rows_are_those_of_the_native_engine(cluster: Any, connect: Any, actors: int) -> None:
     engine, model = connect(actors=actors), build_model("qwen2")
     ways: list[dict[str, Any]] = [{"temperature": t} for t in (0.7, 1.0, 1.3, 0.0)] + [{"top_k": 5}, {"top_p": 0.8}]
     ways += [{"top_logprobs": 4}, {"prompts": 5}, {"prompts": 1}]
@@ -53,7 +43,7 @@ def test_all_rows_are_those_of_the_native_engine(
     assert nodes <= {cluster.raylet(node).pid for node in cluster.nodes[1:]} and len(nodes) == actors
 
 
-def test_weights_of_an_update_are_drawn_from(connect: Any, draw: Any, build_model: Any) -> None:
+def test_weights_of_an_update_are_drawn_from(connect: Any) -> None:
     engine, model = connect(actors=2), build_model("qwen2", seed=2)
     before = draw(engine, model)
     _disturb(model)
@@ -66,7 +56,7 @@ def test_weights_of_an_update_are_drawn_from(connect: Any, draw: Any, build_mode
     assert engine.pushes == 2 and engine.weights_version == 7
 
 
-def test_adapters_are_merged_and_other_types_and_families_read(connect: Any, draw: Any, build_model: Any) -> None:
+def test_adapters_are_merged_and_other_types_and_families_read(connect: Any) -> None:
     adapted = build_model("qwen2", seed=2)
     add_adapters(adapted, Lora(rank=4), seed=0)
     _disturb(adapted)
@@ -79,16 +69,14 @@ def test_adapters_are_merged_and_other_types_and_families_read(connect: Any, dra
         engine.close()
 
 
-def test_stop_strings_end_rows(connect: Any, draw: Any, tiny_policy: Any, tokenizer: Any) -> None:
+def test_stop_strings_end_rows(connect: Any, tiny_policy: Any, tokenizer: Any) -> None:
     engine, stops = connect(), StopStrings(texts=("7", "ab"), tokenizer=tokenizer, prefix="a")
     ours = draw(engine, tiny_policy, stops=stops, length=40)
     _assert_equal(ours, draw(NativeEngine(), tiny_policy, stops=stops, length=40))
     assert "stop" in ours.finish_reasons
 
 
-def test_a_rollout_that_is_told_to_stop_ends_at_once_and_the_next_one_is_whole(
-    connect: Any, draw: Any, build_model: Any
-) -> None:
+def test_a_rollout_that_is_told_to_stop_ends_at_once_and_the_next_one_is_whole(connect: Any) -> None:
     engine, model, told, stop = connect(actors=2, pause_s=0.05), build_model("qwen2"), [], threading.Event()
 
     def progress(tokens: int, finished: int) -> None:
@@ -106,7 +94,7 @@ def test_a_rollout_that_is_told_to_stop_ends_at_once_and_the_next_one_is_whole(
     assert engine.pushes == 1
 
 
-def test_what_goes_wrong_in_an_actor_is_what_would_go_wrong_here(connect: Any, draw: Any, build_model: Any) -> None:
+def test_what_goes_wrong_in_an_actor_is_what_would_go_wrong_here(connect: Any) -> None:
     engine, model = connect(), build_model("qwen2")
     with torch.no_grad():
         model.model.norm.weight.fill_(torch.nan)

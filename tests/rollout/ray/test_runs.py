@@ -1,7 +1,6 @@
 """Whole runs on a cluster: those of the native engine on any number of processes, whatever ends them."""
 
 import hashlib
-import importlib.util
 import json
 import signal
 import subprocess
@@ -16,12 +15,9 @@ import torch
 
 from grpo_pl.files.checkpoints import newest_whole, rollouts_of
 from tests.faults.conftest import differences
-from tests.rollout.ray.conftest import PLUGINS, ROOT, wait
+from tests.rollout.ray.conftest import MARKS, PLUGINS, ROOT, wait
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: see docs/engines.md"),
-]
+pytestmark = MARKS
 ReadMetrics = Callable[..., list[dict[str, str]]]
 Fit = Callable[..., Path]
 SHORT: dict[str, Any] = {"data__steps": 3, "data__val_prompts": 2, "trainer__val_check_interval": 3}

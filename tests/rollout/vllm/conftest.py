@@ -1,5 +1,6 @@
 """Policies with heads that vLLM has kernels for on a CPU, and the engines that are asked for them."""
 
+import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,9 +10,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from grpo_pl.rollout.vllm import VLLMEngine
 
-VOCABULARY = 100
+MARKS = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: see docs/engines.md"),
+]
 SHAPE: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
+    "vocab_size": 100,
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 2,
@@ -20,9 +24,7 @@ SHAPE: dict[str, Any] = {
     "head_dim": 32,
     "max_position_embeddings": 512,
     "initializer_range": 0.2,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
 }
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"tie_word_embeddings": True},

@@ -1,11 +1,10 @@
 """vLLM draws our samples, from the weights of the moment, and says clearly what it cannot do."""
 
-import importlib.util
 import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,55 +12,17 @@ import torch
 from transformers import PreTrainedModel
 
 from grpo_pl.functional.sampling import Noise, score_gaps, token_keys
-from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.policy.lora import Lora, add_adapters
 from grpo_pl.rollout.decoding import row_keys
 from grpo_pl.rollout.engine import PolicyDiverged, RolloutInterrupted
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
-from grpo_pl.types import GenerateRequest, Rollout, SamplingParams, StopStrings
+from grpo_pl.types import Rollout, StopStrings
+from tests.rollout.drawn import assert_same, generate, make_keys, scored
+from tests.rollout.vllm.conftest import MARKS
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: see docs/engines.md"),
-]
-EOS = (6, 20)
-
-
-def _generate(
-    engine: Any,
-    model: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
-    keys: Any,
-    *,
-    length: int = 64,
-    eos: Sequence[int] = EOS,
-    stops: StopStrings | None = None,
-    progress: Any = None,
-    should_stop: Any = None,
-    **sampling: Any,
-) -> Rollout:
-    return engine.generate(
-        model,
-        GenerateRequest(
-            prompt_ids=prompts,
-            keys=keys,
-            sampling=SamplingParams(max_completion_length=length, **sampling),
-            eos_token_ids=list(eos),
-            pad_token_id=0,
-            stops=stops,
-        ),
-        progress=progress,
-        should_stop=should_stop,
-    )
-
-
-def _assert_same(ours: Rollout, reference: Rollout) -> None:
-    assert torch.equal(ours.completion_ids, reference.completion_ids)
-    assert torch.equal(ours.completion_mask, reference.completion_mask)
-    assert torch.equal(ours.prompt_ids, reference.prompt_ids) and torch.equal(ours.prompt_mask, reference.prompt_mask)
-    assert list(ours.finish_reasons) == list(reference.finish_reasons)
-    torch.testing.assert_close(ours.sampling_logprobs, reference.sampling_logprobs, atol=1e-4, rtol=0.0)
+pytestmark = MARKS
+_generate = partial(generate, length=64)
 
 
 def _prompts(count: int, length: int = 9) -> list[list[int]]:
@@ -83,54 +44,46 @@ def tied(build_policy: Any, make_vllm: Any) -> tuple[PreTrainedModel, Any]:
     [{"temperature": 0.7}, {}, {"temperature": 1.3}, {"temperature": 0.0}, {"top_k": 5}, {"top_p": 0.8}],
     ids=str,
 )
-def test_draws_the_samples_of_the_native_engine(tied: Any, make_keys: Any, how: dict[str, Any]) -> None:
+def test_draws_the_samples_of_the_native_engine(tied: Any, how: dict[str, Any]) -> None:
     model, engine = tied
     prompts, keys = _prompts(8), make_keys(8, 8)
     ours = _generate(engine, model, prompts, keys, eos=(), **how)
     assert ours.completion_ids.shape == (64, 64)
-    _assert_same(ours, _generate(NativeEngine(), model, prompts, keys, eos=(), **how))
+    assert_same(ours, _generate(NativeEngine(), model, prompts, keys, eos=(), **how))
 
 
-def test_end_tokens_end_rows_and_count_as_theirs(tied: Any, make_keys: Any) -> None:
+def test_end_tokens_end_rows_and_count_as_theirs(tied: Any) -> None:
     model, engine = tied
     prompts, keys = _prompts(5), make_keys(5, 4)
     ours = _generate(engine, model, prompts, keys, length=40)
-    _assert_same(ours, _generate(NativeEngine(), model, prompts, keys, length=40))
+    assert_same(ours, _generate(NativeEngine(), model, prompts, keys, length=40))
     assert {"stop", "length"} == set(ours.finish_reasons)
 
 
-def test_stop_strings_end_rows_with_the_token_that_completes_one(tied: Any, make_keys: Any, tokenizer: Any) -> None:
+def test_stop_strings_end_rows_with_the_token_that_completes_one(tied: Any, tokenizer: Any) -> None:
     model, engine = tied
     prompts, keys = _prompts(5), make_keys(5, 4)
     stops = StopStrings(texts=("7", "ab", "*"), tokenizer=tokenizer)
     ours = _generate(engine, model, prompts, keys, stops=stops, eos=())
-    _assert_same(ours, _generate(NativeEngine(), model, prompts, keys, stops=stops, eos=()))
+    assert_same(ours, _generate(NativeEngine(), model, prompts, keys, stops=stops, eos=()))
     assert "stop" in ours.finish_reasons
 
 
-def test_captured_logprobs_are_those_of_teacher_forcing(tied: Any, make_keys: Any) -> None:
+def test_captured_logprobs_are_those_of_teacher_forcing(tied: Any) -> None:
     model, engine = tied
     rollout = _generate(engine, model, _prompts(4), make_keys(4, 4), temperature=1.3)
-    with torch.no_grad():
-        scored, _ = completion_logprobs(
-            model,
-            prompt_ids=rollout.prompt_ids,
-            prompt_mask=rollout.prompt_mask,
-            completion_ids=rollout.completion_ids,
-            completion_mask=rollout.completion_mask,
-            temperature=1.3,
-        )
+    forced = scored(model, rollout, 1.3)
     kept = rollout.completion_mask
-    assert (scored - rollout.sampling_logprobs)[kept].abs().max() < 1e-4
+    assert (forced - rollout.sampling_logprobs)[kept].abs().max() < 1e-4
     assert not rollout.sampling_logprobs[~kept].any()
 
 
 @pytest.mark.parametrize("top", [1, 5, 25, 100, 107])
-def test_the_likeliest_tokens_are_recorded_as_by_the_native_engine(tied: Any, make_keys: Any, top: int) -> None:
+def test_the_likeliest_tokens_are_recorded_as_by_the_native_engine(tied: Any, top: int) -> None:
     model, engine = tied
     prompts, keys, how = _prompts(4), make_keys(4, 4), {"temperature": 1.3, "top_logprobs": top, "length": 20}
     ours, theirs = (_generate(one, model, prompts, keys, **how) for one in (engine, NativeEngine()))
-    _assert_same(ours, theirs)
+    assert_same(ours, theirs, but=("top_ids", "top_logprobs"))
     assert ours.top_ids is not None and ours.top_ids.shape[2] == min(top, model.config.vocab_size)
     assert torch.equal(ours.top_ids == -1, theirs.top_ids == -1)
     finite = theirs.top_logprobs > -torch.inf  # type: ignore[operator]
@@ -139,7 +92,7 @@ def test_the_likeliest_tokens_are_recorded_as_by_the_native_engine(tied: Any, ma
     assert _generate(engine, model, prompts, keys, **how | {"temperature": 0.0}).top_ids is None
 
 
-def test_beside_a_truncation_the_likeliest_tokens_are_those_that_it_left(tied: Any, make_keys: Any) -> None:
+def test_beside_a_truncation_the_likeliest_tokens_are_those_that_it_left(tied: Any) -> None:
     model, engine = tied
     how = {"top_k": 3, "top_logprobs": 5, "length": 20}
     ours, theirs = (_generate(one, model, _prompts(4), make_keys(4, 4), **how) for one in (engine, NativeEngine()))
@@ -148,9 +101,7 @@ def test_beside_a_truncation_the_likeliest_tokens_are_those_that_it_left(tied: A
 
 
 @pytest.mark.slow
-def test_rows_that_wait_or_are_computed_again_are_drawn_all_the_same(
-    build_policy: Any, make_vllm: Any, make_keys: Any
-) -> None:
+def test_rows_that_wait_or_are_computed_again_are_drawn_all_the_same(build_policy: Any, make_vllm: Any) -> None:
     """Eight rows at a time, a cache too small for them, prompts read in pieces; no more tokens than it was made for."""
     model = build_policy("qwen2", num_hidden_layers=8, num_key_value_heads=2, max_position_embeddings=600)
     one_row = 8 * 2 * 2 * 32 * 4 * 640  # bytes
@@ -158,7 +109,7 @@ def test_rows_that_wait_or_are_computed_again_are_drawn_all_the_same(
     engine = make_vllm(max_batch_rows=8, max_tokens=400, **cache)
     prompts, keys = _prompts(3, length=150), make_keys(3, 4)
     ours = _generate(engine, model, prompts, keys, eos=(), length=200)
-    _assert_same(ours, _generate(NativeEngine(), model, prompts, keys, eos=(), length=200))
+    assert_same(ours, _generate(NativeEngine(), model, prompts, keys, eos=(), length=200))
     with pytest.raises(ValueError, match=r"may have 401 tokens, the engine's limit is 400"):
         _generate(engine, model, prompts, keys, length=251)
     engine.close()
@@ -166,7 +117,7 @@ def test_rows_that_wait_or_are_computed_again_are_drawn_all_the_same(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
-def test_near_ties_are_the_only_difference_over_many_samples(tied: Any, make_keys: Any, temperature: float) -> None:
+def test_near_ties_are_the_only_difference_over_many_samples(tied: Any, temperature: float) -> None:
     model, engine = tied
     prompts, keys = _prompts(64), make_keys(64, 8)
     ours = _generate(engine, model, prompts, keys, eos=(), temperature=temperature)
@@ -206,7 +157,7 @@ def _disturb(model: PreTrainedModel, seed: int = 1) -> None:
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
 
 
-def _assert_greedy_follows_pushes(engine: Any, model: PreTrainedModel, make_keys: Any, reference: Any) -> None:
+def _assert_greedy_follows_pushes(engine: Any, model: PreTrainedModel, reference: Any) -> None:
     prompts, keys = _prompts(16), make_keys(16, 1)
     for number in range(3):
         ours = _generate(engine, model, prompts, keys, length=24, eos=(), temperature=0.0)
@@ -217,23 +168,21 @@ def _assert_greedy_follows_pushes(engine: Any, model: PreTrainedModel, make_keys
         engine.update_weights(model)
 
 
-def test_every_push_arrives_whole(tied: Any, make_keys: Any) -> None:
+def test_every_push_arrives_whole(tied: Any) -> None:
     model, engine = tied
     _assert_greedy_follows_pushes(engine, model, make_keys, PlainEngine())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "phi3", "mixtral"])
-def test_every_push_arrives_whole_in_other_families(
-    build_policy: Any, make_vllm: Any, make_keys: Any, family: str
-) -> None:
+def test_every_push_arrives_whole_in_other_families(build_policy: Any, make_vllm: Any, family: str) -> None:
     engine = make_vllm()
     _assert_greedy_follows_pushes(engine, build_policy(family), make_keys, PlainEngine())
     engine.close()
 
 
 @pytest.mark.slow
-def test_adapters_are_merged_into_what_is_pushed(build_policy: Any, make_vllm: Any, make_keys: Any) -> None:
+def test_adapters_are_merged_into_what_is_pushed(build_policy: Any, make_vllm: Any) -> None:
     model, engine = build_policy("llama"), make_vllm()
     add_adapters(model, Lora(rank=4), seed=0)
     _disturb(model)
@@ -241,7 +190,7 @@ def test_adapters_are_merged_into_what_is_pushed(build_policy: Any, make_vllm: A
     engine.close()
 
 
-def test_keys_and_values_of_former_weights_are_forgotten(tied: Any, make_keys: Any) -> None:
+def test_keys_and_values_of_former_weights_are_forgotten(tied: Any) -> None:
     """Prompts of several blocks of the cache, whose keys and values vLLM would find again."""
     model, engine = tied
     prompts, keys = _prompts(2, length=300), make_keys(2, 4)
@@ -249,11 +198,11 @@ def test_keys_and_values_of_former_weights_are_forgotten(tied: Any, make_keys: A
     _disturb(model)
     engine.update_weights(model)
     ours = _generate(engine, model, prompts, keys, length=8)
-    _assert_same(ours, _generate(NativeEngine(), model, prompts, keys, length=8))
+    assert_same(ours, _generate(NativeEngine(), model, prompts, keys, length=8))
 
 
 @pytest.mark.slow
-def test_a_push_of_three_million_weights_takes_little_time(build_policy: Any, make_vllm: Any, make_keys: Any) -> None:
+def test_a_push_of_three_million_weights_takes_little_time(build_policy: Any, make_vllm: Any) -> None:
     shape = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 8}
     model = build_policy("qwen2", **shape, num_key_value_heads=8)
     engine = make_vllm()
@@ -273,7 +222,7 @@ def test_a_push_of_three_million_weights_takes_little_time(build_policy: Any, ma
 # --- manners ------------------------------------------------------------------------------------------------------
 
 
-def test_progress_is_told_and_a_stopped_rollout_leaves_nothing_behind(tied: Any, make_keys: Any) -> None:
+def test_progress_is_told_and_a_stopped_rollout_leaves_nothing_behind(tied: Any) -> None:
     model, engine = tied
     engine.update_weights(model)
     prompts, keys = _prompts(4), make_keys(4, 4)
@@ -282,12 +231,12 @@ def test_progress_is_told_and_a_stopped_rollout_leaves_nothing_behind(tied: Any,
     assert seen == sorted(seen) and seen[-1] == (int(whole.lengths.sum()), 16)
     with pytest.raises(RolloutInterrupted):
         _generate(engine, model, prompts, keys, length=400, eos=(), should_stop=lambda: True)
-    _assert_same(_generate(engine, model, prompts, keys), whole)
+    assert_same(_generate(engine, model, prompts, keys), whole)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_twenty_kills_lose_and_double_nothing(build_policy: Any, make_vllm: Any, make_keys: Any) -> None:
+def test_twenty_kills_lose_and_double_nothing(build_policy: Any, make_vllm: Any) -> None:
     model, engine = build_policy("qwen2"), make_vllm()
     prompts, keys = _prompts(8), make_keys(8, 8)
     reference = _generate(NativeEngine(), model, prompts, keys, length=400, eos=())
@@ -296,12 +245,12 @@ def test_twenty_kills_lose_and_double_nothing(build_policy: Any, make_vllm: Any,
         victim = engine.pid
         killer = threading.Timer(0.05 + 0.1 * number, os.kill, (victim, signal.SIGKILL))
         killer.start()
-        _assert_same(_generate(engine, model, prompts, keys, length=400, eos=()), reference)
+        assert_same(_generate(engine, model, prompts, keys, length=400, eos=()), reference)
         killer.join()
     engine.close()
 
 
-def test_rows_take_what_the_context_holds(tied: Any, make_keys: Any) -> None:
+def test_rows_take_what_the_context_holds(tied: Any) -> None:
     """As turns of episodes ask for it: what one row has room for is too much for another."""
     model, engine = tied
     engine.update_weights(model)
@@ -315,7 +264,7 @@ def test_rows_take_what_the_context_holds(tied: Any, make_keys: Any) -> None:
     assert torch.equal(ours.completion_ids[1:], alone.completion_ids)
 
 
-def test_weights_that_are_not_finite_are_told(build_policy: Any, tied: Any, make_keys: Any) -> None:
+def test_weights_that_are_not_finite_are_told(build_policy: Any, tied: Any) -> None:
     model, engine = build_policy("qwen2"), tied[1]
     with torch.no_grad():
         model.model.norm.weight.fill_(torch.nan)
@@ -326,9 +275,7 @@ def test_weights_that_are_not_finite_are_told(build_policy: Any, tied: Any, make
     _generate(engine, tied[0], _prompts(2), make_keys(2, 2))
 
 
-def test_a_policy_that_vllm_has_no_kernel_for_is_refused_in_one_line(
-    build_policy: Any, make_vllm: Any, make_keys: Any
-) -> None:
+def test_a_policy_that_vllm_has_no_kernel_for_is_refused_in_one_line(build_policy: Any, make_vllm: Any) -> None:
     engine = make_vllm()
     with pytest.raises(ValueError, match=r"^vLLM cannot run this policy \(qwen2, 512 tokens, float32\): .*head_dim=16"):
         _generate(engine, build_policy("qwen2", head_dim=16, hidden_size=32), _prompts(1), make_keys(1, 1))
@@ -336,7 +283,7 @@ def test_a_policy_that_vllm_has_no_kernel_for_is_refused_in_one_line(
 
 
 @pytest.mark.slow
-def test_an_argument_that_vllm_does_not_know_is_refused(build_policy: Any, make_vllm: Any, make_keys: Any) -> None:
+def test_an_argument_that_vllm_does_not_know_is_refused(build_policy: Any, make_vllm: Any) -> None:
     engine = make_vllm(engine_args={"enforce_eagre": True})
     with pytest.raises(ValueError, match=r"no argument 'enforce_eagre'; did you mean enforce_eager\?"):
         _generate(engine, build_policy("qwen2"), _prompts(1), make_keys(1, 1))

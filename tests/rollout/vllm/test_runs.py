@@ -1,7 +1,6 @@
 """Whole runs on vLLM: the native engine's, from any start and on any number of processes, and nothing left behind."""
 
 import csv
-import importlib.util
 import json
 import os
 import signal
@@ -14,10 +13,9 @@ from typing import Any
 
 import pytest
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: see docs/engines.md"),
-]
+from tests.rollout.vllm.conftest import MARKS
+
+pytestmark = MARKS
 ReadMetrics = Callable[..., list[dict[str, str]]]
 ENGINE = {"class_path": "grpo_pl.rollout.vllm.VLLMEngine", "init_args": {"kv_cache_gib": 0.0625}}
 STRATEGIES = Path(__file__).parents[3] / "configs/strategy"
