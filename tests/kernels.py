@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Co
 from grpo_pl.functional.native import training_kernels
 from grpo_pl.rollout.native.decode_kernel import built_kernels
 from grpo_pl.types import SampleKey
+from tests.rollout.drawn import make_keys
 
 LIBRARY = os.environ.get("DECODE_LIBRARY")  # by the test with sanitizers
 KERNELS = built_kernels(Path(LIBRARY) if LIBRARY else None)
@@ -35,7 +36,4 @@ def small_model(
 
 
 def named_keys(prompts: int, group: int) -> list[list[SampleKey]]:
-    return [
-        [SampleKey(seed=7, split="train", step=0, attempt=0, prompt_id=p, sample=g) for g in range(group)]
-        for p in range(prompts)
-    ]
+    return make_keys(prompts, group, seed=7, step=0, prompt_id=0)

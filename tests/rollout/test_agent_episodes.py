@@ -24,8 +24,9 @@ from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.episodes import _Driver, run_episodes
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
-from grpo_pl.types import Problem, Rollout, SampleKey, SamplingParams
+from grpo_pl.types import Problem, Rollout, SamplingParams
 from tests.conftest import ScriptedEngine
+from tests.rollout.drawn import assert_same, make_keys
 
 AGENTS = Path(__file__).parents[1] / "plugins" / "user_agents.py"
 SHAPE: dict[str, Any] = {
@@ -61,21 +62,16 @@ def play(
             ),
             pool=pool,
             problems=problems,
-            keys=[
-                [
-                    SampleKey(seed=1, split="train", step=0, attempt=0, prompt_id=p.id, sample=g)
-                    for g in range(group_size)
-                ]
-                for p in problems
-            ],
+            keys=make_keys(len(problems), group_size, seed=1, step=0, prompt_id=0),
             sampling=SamplingParams(max_completion_length=length),
             limits=limits,
         )
 
 
-def same(left: Rollout, right: Rollout) -> bool:
-    names = ("prompt_ids", "prompt_mask", "completion_ids", "action_mask", "turn_index", "sampling_logprobs")
-    return all(torch.equal(getattr(left, name), getattr(right, name)) for name in names)
+def chatty(template: str | None) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = template
+    return tokenizer, load_model(PolicyConfig(from_scratch=SHAPE), tokenizer)
 
 
 CHAT = (
@@ -94,14 +90,12 @@ CHAT = (
     ],
 )
 def test_a_session_is_the_row_of_our_own_tool_loop(template: str | None, parser: CallParser, call: str) -> None:
-    tokenizer = character_tokenizer()
-    tokenizer.chat_template = template
-    model = load_model(PolicyConfig(from_scratch=SHAPE), tokenizer)
+    tokenizer, model = chatty(template)
     engine = ScriptedEngine(tokenizer, {0: [[call, "it is 3"]]})
     ours = ToolEnvironment(tools=[f"{AGENTS.with_name('agent_tools.py')}:calc"], parser=parser)
     theirs = AgentEnvironment(agent=f"{AGENTS}:tool_loop", parser=parser)
     (expected, _), (found, episodes) = (play(one, tokenizer, model, engine) for one in (ours, theirs))
-    assert same(found, expected)
+    assert_same(found, expected, atol=0.0)
     assert int(found.action_mask.sum()) == len(call) + len("it is 3") + 2  # with the end tokens
     assert [turn.action for turn in episodes[0].turns] == [call, "it is 3"] and episodes[0].status == "ok"
 
@@ -117,7 +111,7 @@ def test_when_agents_ask_changes_no_bit(policy: PreTrainedModel, tokenizer: PreT
         play(agent, tokenizer, policy, NativeEngine(), rows=[{"sleep": s}] * 3, group_size=3, length=6)
         for s in (0.0, 0.03)
     ]
-    assert same(played[0][0], played[1][0])
+    assert_same(played[0][0], played[1][0], atol=0.0)
     assert {len(episode.turns) for episode in played[0][1]} == {3}
 
 
@@ -167,9 +161,7 @@ BRANCHING = AgentEnvironment(agent=f"{AGENTS}:branching", rewarded_by="agent")
 @pytest.mark.parametrize("template", PROMPTS)
 def test_each_conversation_of_an_agent_is_a_segment_of_its_sample(template: str | None) -> None:
     """Two sub-agents at once, one of which goes on, then the first conversation, a summary and an edited history."""
-    tokenizer = character_tokenizer()
-    tokenizer.chat_template = template
-    model = load_model(PolicyConfig(from_scratch=SHAPE), tokenizer)
+    tokenizer, model = chatty(template)
     limits = EpisodeSettings(max_turns=8, plain_turns=PlainTurns(observation="|{observation}|"))
     rollout, (episode,) = play(BRANCHING, tokenizer, model, NativeEngine(), limits=limits, length=3)
     assert (episode.status, episode.value) == ("ok", 7.0), episode.detail
@@ -195,8 +187,7 @@ def test_the_order_in_which_calls_at_once_arrive_changes_no_token(
         play(BRANCHING, tokenizer, policy, NativeEngine(), rows=[row], group_size=4, limits=limits, length=3)
         for row in rows
     )
-    for name in ("prompt_ids", "completion_ids", "action_mask", "segment_index"):
-        assert torch.equal(getattr(early, name), getattr(late, name)), name
+    assert_same(early, late, but=("turn_index",))
     assert set(early.segment_index.amax(dim=1).tolist()) == {4}
 
 

@@ -37,6 +37,7 @@ from grpo_pl.rollout.native.slots import TurnSlots
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import NO_TURN, GenerateRequest, Problem, Rollout, SampleKey, SamplingParams
 from tests.process_list import started_processes
+from tests.rollout.drawn import assert_same, generate, make_keys, rows_of
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 32,
@@ -52,9 +53,13 @@ SAMPLING = SamplingParams(max_completion_length=7, stop_token_ids=ENDS)
 TURNS = EpisodeSettings(max_turns=4)
 
 
+def made(tokenizer: PreTrainedTokenizerBase, family: str = "qwen2", **changes: Any) -> PreTrainedModel:
+    return load_model(PolicyConfig(from_scratch={"model_type": family, **SHAPE, **changes}), tokenizer)
+
+
 @pytest.fixture(scope="module")
 def policy(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    return load_model(PolicyConfig(from_scratch={"model_type": "qwen2", **SHAPE}), tokenizer)
+    return made(tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -91,13 +96,7 @@ class Play:
                 dialogue=others.pop("dialogue", self.dialogue),
                 pool=pool,
                 problems=others.pop("problems", problems),
-                keys=[
-                    [
-                        SampleKey(seed=1, split="train", step=2, attempt=0, prompt_id=problem.id, sample=g)
-                        for g in range(group_size)
-                    ]
-                    for problem in problems
-                ],
+                keys=make_keys(len(problems), group_size, seed=1, step=2),
                 sampling=sampling,
                 limits=limits,
                 **others,
@@ -107,6 +106,14 @@ class Play:
 @pytest.fixture(scope="module")
 def play(policy: PreTrainedModel, dialogue: Dialogue) -> Play:
     return Play(policy, dialogue)
+
+
+def chatty(family: str) -> PreTrainedTokenizerBase:
+    """Characters, with the chat template of a family that comes with TRL."""
+    tokenizer = character_tokenizer()
+    templates = Path(pytest.importorskip("trl").__file__).parent / "chat_templates"
+    tokenizer.chat_template = (templates / f"{family}.jinja").read_text()
+    return tokenizer
 
 
 def actions(rollout: Rollout, row: int) -> list[list[int]]:
@@ -165,15 +172,14 @@ def test_a_row_is_prompt_action_observation_action(play: Play, dialogue: Dialogu
 def test_kept_keys_and_values_draw_what_computing_them_anew_draws(
     family: str, play: Play, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    model = load_model(PolicyConfig(from_scratch={"model_type": family, **SHAPE}), tokenizer)
+    model = made(tokenizer, family)
     (kept, episodes), (anew, others) = play(model=model), play(model=model, engine=PlainEngine())
     assert same(kept, anew) and episodes == others
     torch.testing.assert_close(kept.sampling_logprobs, anew.sampling_logprobs, rtol=1e-4, atol=1e-4)
 
 
 def test_turns_are_kept_up_to_the_window_of_attention(play: Play, tokenizer: PreTrainedTokenizerBase) -> None:
-    window = {"use_sliding_window": True, "sliding_window": 60, "max_window_layers": 0}
-    model = load_model(PolicyConfig(from_scratch={"model_type": "qwen2", **SHAPE, **window}), tokenizer)
+    model = made(tokenizer, use_sliding_window=True, sliding_window=60, max_window_layers=0)
     assert model.model.layers[0].self_attn.sliding_window == 60
     engine = NativeEngine()
     (kept, episodes), (anew, others) = play(model=model, engine=engine), play(model=model, engine=PlainEngine())
@@ -195,17 +201,7 @@ def test_a_turn_is_drawn_again_from_its_context_alone(play: Play, policy: PreTra
 
     def again(keys: list[SampleKey]) -> list[list[int]]:
         ends = [*ENDS, play.dialogue.tokenizer.eos_token_id]
-        alone = PlainEngine().generate(
-            policy,
-            GenerateRequest(
-                prompt_ids=contexts,
-                keys=[[key] for key in keys],
-                sampling=SAMPLING,
-                eos_token_ids=ends,
-                pad_token_id=0,
-            ),
-        )
-        return [row[:n] for row, n in zip(alone.completion_ids.tolist(), alone.lengths.tolist(), strict=True)]
+        return rows_of(generate(PlainEngine(), policy, contexts, [[key] for key in keys], length=7, eos=ends))
 
     assert again(keys) == drawn
     assert again([replace(key, turn=0) for key in keys]) != drawn  # every turn has random numbers of its own
@@ -234,22 +230,10 @@ def test_a_single_turn_without_observation_is_a_completion(play: Play, policy: P
 
     rollout, _ = play(Silent(isolation="thread"), limits=EpisodeSettings(max_turns=1))
     prompts = [play.dialogue.template.encode(text, play.dialogue.tokenizer) for text in ("Go ", "Go 1", "Go 22")]
-    plain = NativeEngine().generate(
-        policy,
-        GenerateRequest(
-            prompt_ids=prompts,
-            keys=[
-                [SampleKey(seed=1, split="train", step=2, attempt=0, prompt_id=100 + p, sample=g) for g in range(2)]
-                for p in range(3)
-            ],
-            sampling=SAMPLING,
-            eos_token_ids=[*ENDS, play.dialogue.tokenizer.eos_token_id],
-            pad_token_id=int(play.dialogue.tokenizer.pad_token_id),
-        ),
-    )
-    assert torch.equal(rollout.completion_ids, plain.completion_ids)
-    assert torch.equal(rollout.prompt_ids, plain.prompt_ids)
-    assert torch.equal(rollout.turn_index, plain.turn_index)
+    end, pad = play.dialogue.tokenizer.eos_token_id, int(play.dialogue.tokenizer.pad_token_id)
+    keys = make_keys(3, 2, seed=1, step=2)
+    plain = generate(NativeEngine(), policy, prompts, keys, length=7, eos=[*ENDS, end], pad=pad)
+    assert_same(rollout, plain, but=("finish_reasons",))
 
 
 def test_greedy_episodes_of_a_group_are_equal(play: Play) -> None:
@@ -430,10 +414,8 @@ def test_messages_that_cannot_begin_an_episode_cost_that_episode(play: Play) -> 
 
 
 def test_a_template_that_refuses_what_an_environment_shows_costs_that_episode(policy: PreTrainedModel) -> None:
-    templates = Path(pytest.importorskip("trl").__file__).parent / "chat_templates"
-    tokenizer = character_tokenizer()
-    tokenizer.chat_template = (templates / "gemma3.jinja").read_text()
-    model = load_model(PolicyConfig(from_scratch={"model_type": "qwen2", **SHAPE}), tokenizer)
+    tokenizer = chatty("gemma3")
+    model = made(tokenizer)
     talk = Dialogue(template=PromptTemplate(), tokenizer=tokenizer)
     twice = [{"role": "user", "content": "This is asked, too."}]  # roles must alternate there
     _, episodes = Play(model, talk)(rows=[{}, {"shown": twice}], limits=EpisodeSettings(max_turns=1))
@@ -442,10 +424,9 @@ def test_a_template_that_refuses_what_an_environment_shows_costs_that_episode(po
 
 
 def test_turns_go_through_the_chat_template(policy: PreTrainedModel) -> None:
-    templates = Path(pytest.importorskip("trl").__file__).parent / "chat_templates"
-    tokenizer = character_tokenizer()
-    tokenizer.chat_template = (templates / "qwen2_5.jinja").read_text().replace("<|im_end|>", tokenizer.eos_token)
-    model = load_model(PolicyConfig(from_scratch={"model_type": "qwen2", **SHAPE}), tokenizer)
+    tokenizer = chatty("qwen2_5")
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|im_end|>", tokenizer.eos_token)
+    model = made(tokenizer)
     talk = Dialogue(template=PromptTemplate(), tokenizer=tokenizer)
     sampling = SamplingParams(max_completion_length=5)
     rollout, _ = Play(model, talk)(sampling=sampling, limits=EpisodeSettings(max_turns=2), rows=[{}], group_size=3)
@@ -472,11 +453,8 @@ def test_what_cannot_work_is_refused_before_the_first_reset(changes: Any, told: 
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused_before_the_first_reset(policy: PreTrainedModel) -> None:
-    templates = Path(pytest.importorskip("trl").__file__).parent / "chat_templates"
-    tokenizer = character_tokenizer()
-    tokenizer.chat_template = (templates / "qwen3.jinja").read_text()
     with pytest.raises(ValueError, match="writes earlier turns differently"):
-        Play(policy, Dialogue(template=PromptTemplate(), tokenizer=tokenizer))()
+        Play(policy, Dialogue(template=PromptTemplate(), tokenizer=chatty("qwen3")))()
 
 
 @pytest.mark.parametrize("field", ["max_turns", "max_episode_tokens"])
@@ -506,7 +484,7 @@ def test_a_step_that_is_told_to_stop_leaves_nothing_open(after: int, isolation: 
             "dialogue": play.dialogue,
             "pool": pool,
             "problems": problems,
-            "keys": [[SampleKey(seed=1, split="val", step=0, attempt=0, prompt_id=1, sample=g) for g in range(3)]],
+            "keys": make_keys(1, 3),
             "sampling": SAMPLING,
             "limits": TURNS,
         }

@@ -19,9 +19,9 @@ from grpo_pl.rollout.partial import PartialSampler, extended, new_groups
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.rollout.processors import LogitOptions
 from grpo_pl.rollout.sampler import CompletionSampler
-from grpo_pl.types import GenerateRequest, Problem, SampleKey, SamplingParams
+from grpo_pl.types import Problem, SampleKey, SamplingParams
 from tests.race import draw_key, logits_along, winner
-from tests.rollout.drawn import PROMPTS, drawn
+from tests.rollout.drawn import PROMPTS, drawn, generate, make_keys, rows_of
 
 Allowed = Callable[[list[float]], Iterable[int]]
 
@@ -82,11 +82,9 @@ def test_an_engine_draws_the_winner(
         child.update_weights(tiny_policy)
     rollout = drawn(engines.get(engine, child), tiny_policy, **sampling)
     temperature = sampling.get("temperature", 0.8)
-    for row, (tokens, mask) in enumerate(zip(rollout.completion_ids, rollout.completion_mask, strict=True)):
+    for row, tokens in enumerate(rows_of(rollout)):
         key = SampleKey(seed=1, split="train", step=0, attempt=0, prompt_id=row // 4, sample=row % 4)
-        assert_raced(
-            tiny_policy, PROMPTS[row // 4], tokens[mask].tolist(), key, temperature=temperature, allowed=allowed
-        )
+        assert_raced(tiny_policy, PROMPTS[row // 4], tokens, key, temperature=temperature, allowed=allowed)
 
 
 class _OnlyOdd:
@@ -100,7 +98,7 @@ class _OnlyOdd:
 
 
 def test_the_servers_batch_draws_the_winner_under_grammars_bias_and_truncation(tiny_policy: PreTrainedModel) -> None:
-    keys = [SampleKey(seed=2, split="predict", step=0, attempt=0, prompt_id=9, sample=i) for i in range(3)]
+    ((*keys,),) = make_keys(1, 3, seed=2, split="predict", step=0, prompt_id=9)
     bias = {8: 4.0, 12: -3.0, 33: 2.0}
     kinds: dict[str, tuple[dict[str, Any], LogitOptions | None, bool, Allowed | None]] = {
         "plain": ({}, None, False, None),
@@ -153,8 +151,5 @@ def test_a_completion_in_parts_and_a_later_turn_race_on_under_the_samples_name(
         assert len(tokens) > 4 or completion.finish_reason == "stop"
         assert_raced(tiny_policy, prompt, tokens, replace(named, sample=sample), temperature=1.0)
     later = replace(named, turn=2)
-    rollout = NativeEngine().generate(
-        tiny_policy,
-        GenerateRequest(prompt_ids=[prompt], keys=[[later]], sampling=sampling, eos_token_ids=[], pad_token_id=0),
-    )
+    rollout = generate(NativeEngine(), tiny_policy, [prompt], [[later]], length=11, eos=[])
     assert_raced(tiny_policy, prompt, rollout.completion_ids[0].tolist(), later, temperature=1.0)

@@ -17,8 +17,9 @@ from grpo_pl.rollout.native.continuous import ContinuousBatch, SequenceOptions
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.rollout.sampler import CompletionSampler, Samples
-from grpo_pl.types import Problem, SampleKey, SamplingParams, StopStrings
+from grpo_pl.types import Problem, SamplingParams, StopStrings
 from tests.conftest import TINY_POLICY
+from tests.rollout.drawn import make_keys, rows_of
 
 SAMPLING = SamplingParams(max_completion_length=40)
 PROMPTS = [Problem(id=i, question=f"{i}+{i}=", answer=str(2 * i)) for i in range(3)]
@@ -39,9 +40,7 @@ def _draw(
 
 
 def _rows(samples: Samples) -> list[tuple[list[int], str]]:
-    rollout = samples.rollout
-    rows = zip(rollout.completion_ids.tolist(), rollout.lengths.tolist(), rollout.finish_reasons, strict=True)
-    return [(ids[:length], reason) for ids, length, reason in rows]
+    return list(zip(rows_of(samples.rollout), samples.rollout.finish_reasons, strict=True))
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda e: f"{type(e).__name__}-{e.max_batch_rows}")
@@ -62,16 +61,9 @@ def test_a_completion_ends_with_the_token_that_completes_a_stop_string(
     assert 0 < found < len(free)
     for text, (ids, _) in zip(stopped.completions, _rows(stopped), strict=True):
         assert text == "ab" + tokenizer.decode(ids, skip_special_tokens=True)  # rewards read the stop string as well
-    masked = stopped.rollout.sampling_logprobs[~stopped.rollout.completion_mask]
-    assert (masked == 0).all()
-    width = stopped.rollout.completion_ids.shape[1]
-    mask = stopped.rollout.completion_mask
-    torch.testing.assert_close(
-        stopped.rollout.sampling_logprobs[mask],
-        whole.rollout.sampling_logprobs[:, :width][mask],
-        rtol=0,
-        atol=1e-5,
-    )
+    found, mask = stopped.rollout.sampling_logprobs, stopped.rollout.completion_mask
+    expected = whole.rollout.sampling_logprobs[:, : mask.shape[1]] * mask
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 def test_a_stop_string_at_the_last_place_counts(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -113,10 +105,7 @@ def test_the_continuous_batch_ends_at_the_same_tokens(
     drawn: dict[int, list[int]] = {}
     finish: dict[int, str] = {}
     for prompt in PROMPTS:
-        keys = [
-            SampleKey(seed=0, split="train", step=0, attempt=0, prompt_id=prompt.id, sample=sample)
-            for sample in range(4)
-        ]
+        (keys,) = make_keys(1, 4, step=0, prompt_id=prompt.id)
         options = SequenceOptions(sampling=SAMPLING)
         batch.add(template.encode(prompt.question, tokenizer), row_keys([keys]), options)
     while len(batch):

@@ -22,6 +22,7 @@ from grpo_pl.rollout.sampler import CompletionSampler, Samples
 from grpo_pl.rollout.thinking import ThoughtMask, drawn_budget
 from grpo_pl.types import GenerateRequest, Problem, Rollout, SampleKey, SamplingParams, ThoughtEnd
 from tests.conftest import TINY_POLICY
+from tests.rollout.drawn import assert_same, make_keys, rows_of
 
 PROMPTS = [Problem(id=i, question=f"{i}+{i * i}=", answer="") for i in range(3)]
 SAMPLING = SamplingParams(max_completion_length=24, thinking_budget=(4, 16), stop_token_ids=tuple(range(20, 24)))
@@ -61,8 +62,7 @@ def _draw(
 
 
 def _keys() -> list[SampleKey]:
-    key = SampleKey(seed=3, split="train", step=2, attempt=0, prompt_id=0, sample=0)
-    return [replace(key, prompt_id=p.id, sample=g) for p in PROMPTS for g in range(GROUP)]
+    return [key for group in make_keys(len(PROMPTS), GROUP, seed=3, step=2, prompt_id=0) for key in group]
 
 
 @torch.no_grad()
@@ -124,8 +124,7 @@ def test_a_process_of_its_own_draws_the_same(policy: PreTrainedModel, tokenizer:
         found = _draw(engine, policy, tokenizer).rollout
     finally:
         engine.close()
-    assert torch.equal(found.completion_ids, expected.completion_ids)
-    assert torch.equal(found.action_mask, expected.action_mask)
+    assert_same(found, expected)
 
 
 def test_a_served_sequence_draws_the_same(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -144,8 +143,7 @@ def test_a_served_sequence_draws_the_same(policy: PreTrainedModel, tokenizer: Pr
     while len(batch):
         for step in batch.step():
             drawn[step.sequence] += step.tokens
-    lengths = expected.lengths.tolist()
-    assert list(drawn.values()) == [row[:n] for row, n in zip(expected.completion_ids.tolist(), lengths, strict=True)]
+    assert list(drawn.values()) == rows_of(expected)
 
 
 def test_truncation_and_likeliest_tokens_are_recorded_where_the_policy_wrote(

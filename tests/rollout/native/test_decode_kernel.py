@@ -20,9 +20,10 @@ from grpo_pl.rollout.native.decode_kernel import DecodeKernel, PackedPolicy, bui
 from grpo_pl.rollout.native.decoder_choice import SWITCH, WIDEST, choose_decoder, default_decoder, resumed_decoder
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
-from grpo_pl.types import GenerateRequest, SamplingParams
+from grpo_pl.types import SamplingParams
 from tests.kernels import KERNELS, LIBRARY, each_kernel, named_keys, small_model
 from tests.race import logits_along
+from tests.rollout.drawn import generate
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.skipif(not KERNELS, reason="no C compiler has built the decode kernel")
@@ -46,11 +47,8 @@ def _draw(kernel: DecodeKernel, model, prompts, keys, *, longest, temperature=1.
 
 
 def _reference(model, prompts, keys, *, longest, temperature=1.0, stops=(), engine=None):
-    sampling = SamplingParams(max_completion_length=longest, temperature=temperature)
-    request = GenerateRequest(
-        prompt_ids=prompts, keys=keys, sampling=sampling, eos_token_ids=list(stops), pad_token_id=0
-    )
-    return (engine or PlainEngine()).generate(model, request)
+    engine = engine or PlainEngine()
+    return generate(engine, model, prompts, keys, length=longest, temperature=temperature, eos=stops)
 
 
 def _assert_same_up_to_near_ties(model, prompts, keys, ours, reference, *, temperature=1.0) -> int:
@@ -231,11 +229,7 @@ def test_a_run_that_goes_on_keeps_what_drew_before_or_says_that_it_cannot(monkey
 def test_what_the_kernel_cannot_do_goes_to_torch_with_one_line(monkeypatch, sampling, reason):
     monkeypatch.setenv(SWITCH, next(iter(built_kernels())))
     engine = NativeEngine()
-    how = SamplingParams(max_completion_length=4, **sampling)
-    engine.generate(
-        small_model(),
-        GenerateRequest(prompt_ids=[[1, 2]], keys=named_keys(1, 2), sampling=how, eos_token_ids=[], pad_token_id=0),
-    )
+    generate(engine, small_model(), [[1, 2]], named_keys(1, 2), length=4, **sampling)
     assert "own forward pass" in engine.describe() and reason in engine.describe()
 
 
