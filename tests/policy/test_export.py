@@ -1,7 +1,9 @@
 """An exported policy: loadable, complete, and never half there."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,23 +19,17 @@ TEMPLATE = PromptTemplate(system="Think.", prefill="<think>")
 SAMPLING = SamplingParams(max_completion_length=20, temperature=0.7)
 
 
-def _export(
-    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rewards: list[Reward] | None = None
-) -> None:
-    export_policy(
-        folder,
-        model=model,
-        tokenizer=tokenizer,
-        template=TEMPLATE,
-        rewards=[ExactReward(correctness=True)] if rewards is None else rewards,
-        sampling=SAMPLING,
-    )
+@pytest.fixture
+def export(tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Callable[..., None]:
+    """``export(folder, environment=…)``"""
+    parts = {"model": tiny_policy, "tokenizer": tokenizer, "template": TEMPLATE, "sampling": SAMPLING}
+    return lambda folder, **how: export_policy(folder, **{**parts, "rewards": [ExactReward(correctness=True)], **how})
 
 
 def test_the_folder_loads_with_the_same_logits_and_generation_settings(
-    tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+    export: Any, tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
-    _export(tmp_path / "export", tiny_policy, tokenizer)
+    export(tmp_path / "export")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
     ids = torch.tensor([AutoTokenizer.from_pretrained(tmp_path / "export")("3+4=").input_ids])
     assert ids.tolist() == [tokenizer("3+4=").input_ids]
@@ -44,22 +40,18 @@ def test_the_folder_loads_with_the_same_logits_and_generation_settings(
     assert settings.eos_token_id in (tokenizer.eos_token_id, [tokenizer.eos_token_id])
 
 
-def test_weights_are_safetensors_alone(
-    tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
-    _export(tmp_path / "export", tiny_policy, tokenizer)
+def test_weights_are_safetensors_alone(export: Any, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    export(tmp_path / "export")
     names = {path.name for path in (tmp_path / "export").iterdir()}
     assert {"model.safetensors", "config.json", "tokenizer.json", "generation_config.json", "grpo_pl.json"} <= names
     assert not {name for name in names if name.endswith((".bin", ".pt", ".pkl", ".ckpt"))}
 
 
-def test_an_older_export_is_replaced_as_a_whole(
-    tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
+def test_an_older_export_is_replaced_as_a_whole(export: Any, tmp_path: Path) -> None:
     (tmp_path / "export").mkdir()
     (tmp_path / "export" / "grpo_pl.json").touch()
     (tmp_path / "export" / "leftover").touch()
-    _export(tmp_path / "export", tiny_policy, tokenizer)
+    export(tmp_path / "export")
     assert not (tmp_path / "export" / "leftover").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["export"]
 
@@ -71,12 +63,10 @@ class Unlisted(Reward):
         return []
 
 
-def test_an_export_that_fails_leaves_the_older_one(
-    tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
-    _export(tmp_path / "export", tiny_policy, tokenizer)
+def test_an_export_that_fails_leaves_the_older_one(export: Any, tmp_path: Path) -> None:
+    export(tmp_path / "export")
     with pytest.raises(TypeError, match="Unlisted is not a dataclass"):
-        _export(tmp_path / "export", tiny_policy, tokenizer, [Unlisted()])
+        export(tmp_path / "export", rewards=[Unlisted()])
     assert [path.name for path in tmp_path.iterdir()] == ["export"]
     assert (tmp_path / "export" / "grpo_pl.json").exists()
 
@@ -93,29 +83,17 @@ def test_the_manifest_holds_plain_values_that_rebuild_template_and_rewards() -> 
     assert built == rewards
 
 
-def test_a_folder_that_is_no_export_is_never_replaced(
-    tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
+def test_a_folder_that_is_no_export_is_never_replaced(export: Any, tmp_path: Path) -> None:
     (tmp_path / "precious").touch()
     with pytest.raises(ValueError, match="is no earlier export"):
-        _export(tmp_path, tiny_policy, tokenizer)
+        export(tmp_path)
     assert (tmp_path / "precious").exists()
 
 
-def test_settings_of_an_environment_that_may_hold_a_secret_are_not_published(
-    tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
+def test_settings_of_an_environment_that_may_hold_a_secret_are_not_published(export: Any, tmp_path: Path) -> None:
     client = {"base_url": "http://judge", "headers": {"Authorization": "Bearer secret"}}
     settings = {"env": {"judge": {"client": client}}, "variables": {"KEY": "secret"}}
-    export_policy(
-        tmp_path / "export",
-        model=tiny_policy,
-        tokenizer=tokenizer,
-        template=TEMPLATE,
-        rewards=[ExactReward(correctness=True)],
-        sampling=SAMPLING,
-        environment={"class_path": "my_package.MyAgents", "init_args": settings},
-    )
+    export(tmp_path / "export", environment={"class_path": "my_package.MyAgents", "init_args": settings})
     text = (tmp_path / "export" / "grpo_pl.json").read_text()
     assert "secret" not in text and json.loads(text)["environment"]["init_args"] == {
         "env": {"judge": {"client": {"base_url": "http://judge"}}}

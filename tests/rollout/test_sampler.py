@@ -1,5 +1,6 @@
 """From questions to completions: keys, texts, columns, and prompts that do not fit."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.episode_rows import Episode, Turn
 from grpo_pl.rollout.plain import PlainEngine
-from grpo_pl.rollout.sampler import CompletionSampler
+from grpo_pl.rollout.sampler import CompletionSampler, Samples
 from grpo_pl.types import NO_VERSION, GenerateRequest, Problem, Rollout, SampleKey, SamplingParams
 
 PROMPTS = [
@@ -27,6 +28,13 @@ def sampler(tokenizer: PreTrainedTokenizerBase) -> CompletionSampler:
     return CompletionSampler(engine=PlainEngine(), template=PromptTemplate(prefill="<think>"), tokenizer=tokenizer)
 
 
+@pytest.fixture
+def sample(sampler: CompletionSampler, tiny_policy: PreTrainedModel) -> Callable[..., Samples]:
+    """Two short completions of each of ``PROMPTS``, unless told otherwise."""
+    asked: dict[str, Any] = {"group_size": 2, "sampling": SHORT, "seed": 0, "split": "train"}
+    return lambda prompts=PROMPTS, **how: sampler.sample(tiny_policy, prompts, **{**asked, **how})
+
+
 @dataclass
 class Listening(RolloutEngine):
     """Remembers the request before it passes it on."""
@@ -39,9 +47,9 @@ class Listening(RolloutEngine):
 
 
 def test_rows_of_a_prompt_are_neighbours_and_texts_are_its_tokens(
-    sampler: CompletionSampler, tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    sample: Any, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    samples = sampler.sample(tiny_policy, PROMPTS, group_size=3, sampling=SHORT, seed=0, split="train", step=4)
+    samples = sample(group_size=3, step=4)
     assert [prompt.id for prompt in samples.per_row] == [7, 7, 7, 8, 8, 8]
     assert samples.prompt_texts == ["7+5=<think>", "1+1+1=<think>"]
     assert samples.step == 4
@@ -55,19 +63,17 @@ def test_rows_of_a_prompt_are_neighbours_and_texts_are_its_tokens(
 
 @pytest.mark.parametrize(("taken", "version"), [(None, 7), (5, 5)])
 def test_each_token_says_how_often_the_policy_had_been_updated(
-    sampler: CompletionSampler, tiny_policy: PreTrainedModel, taken: int | None, version: int
+    sample: Any, sampler: CompletionSampler, taken: int | None, version: int
 ) -> None:
     """Of an engine that reads the live weights, and of one whose copy is older."""
     sampler.engine.updates, sampler.engine.weights_version = 7, taken
-    rollout = sampler.sample(tiny_policy, PROMPTS, group_size=2, sampling=SHORT, seed=0, split="train").rollout
+    rollout = sample().rollout
     assert (rollout.policy_version[rollout.action_mask] == version).all()
     assert (rollout.policy_version[~rollout.action_mask] == NO_VERSION).all()
 
 
-def test_columns_are_as_long_as_the_rows_and_a_missing_one_is_none(
-    sampler: CompletionSampler, tiny_policy: PreTrainedModel
-) -> None:
-    samples = sampler.sample(tiny_policy, PROMPTS, group_size=2, sampling=SHORT, seed=0, split="train")
+def test_columns_are_as_long_as_the_rows_and_a_missing_one_is_none(sample: Any) -> None:
+    samples = sample()
     columns = samples.columns()
     expected = {
         "level": [1, 1, None, None],
@@ -80,10 +86,8 @@ def test_columns_are_as_long_as_the_rows_and_a_missing_one_is_none(
     assert {len(column) for column in columns.values()} == {4}
 
 
-def test_tokens_are_a_column_only_where_a_reward_needs_them(
-    sampler: CompletionSampler, tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    samples = sampler.sample(tiny_policy, PROMPTS, group_size=2, sampling=SHORT, seed=0, split="train")
+def test_tokens_are_a_column_only_where_a_reward_needs_them(sample: Any) -> None:
+    samples = sample()
     assert "completion_ids" not in samples.columns()
     drawn = samples.columns({"completion_ids"})["completion_ids"]
     rollout = samples.rollout
@@ -94,10 +98,10 @@ def test_tokens_are_a_column_only_where_a_reward_needs_them(
 
 @pytest.mark.parametrize(("part", "expected"), [("", "book"), ("sums", "sums")])
 def test_a_column_named_source_is_kept_unless_the_problem_is_of_a_mixture(
-    sampler: CompletionSampler, tiny_policy: PreTrainedModel, part: str, expected: str
+    sample: Any, part: str, expected: str
 ) -> None:
     prompt = Problem(id=1, question="1+1=", answer="2", columns={"source": "book"}, source=part)
-    samples = sampler.sample(tiny_policy, [prompt], group_size=2, sampling=SHORT, seed=0, split="train")
+    samples = sample([prompt])
     assert samples.columns()["source"] == [expected, expected]
 
 
@@ -118,47 +122,38 @@ def test_keys_name_seed_split_step_attempt_prompt_and_sample(
     )
 
 
-def test_a_sample_does_not_depend_on_the_other_prompts(
-    sampler: CompletionSampler, tiny_policy: PreTrainedModel
-) -> None:
-    both = sampler.sample(tiny_policy, PROMPTS, group_size=4, sampling=SHORT, seed=0, split="train")
-    alone = sampler.sample(tiny_policy, PROMPTS[1:], group_size=4, sampling=SHORT, seed=0, split="train")
+def test_a_sample_does_not_depend_on_the_other_prompts(sample: Any) -> None:
+    both = sample(group_size=4)
+    alone = sample(PROMPTS[1:], group_size=4)
     assert both.completions[4:] == alone.completions
 
 
-def test_progress_ends_with_every_completion(sampler: CompletionSampler, tiny_policy: PreTrainedModel) -> None:
+def test_progress_ends_with_every_completion(sample: Any) -> None:
     seen: list[tuple[int, int]] = []
-    samples = sampler.sample(
-        tiny_policy, PROMPTS, group_size=2, sampling=SHORT, seed=0, split="train", progress=lambda *n: seen.append(n)
-    )
+    samples = sample(progress=lambda *n: seen.append(n))
     assert seen[-1] == (int(samples.rollout.lengths.sum()), 4)
     assert seen == sorted(seen)
 
 
-def test_a_prompt_that_does_not_fit_the_context_is_one_clear_error(
-    sampler: CompletionSampler, tiny_policy: PreTrainedModel
-) -> None:
+def test_a_prompt_that_does_not_fit_the_context_is_one_clear_error(sample: Any) -> None:
     fits = SamplingParams(max_completion_length=48 - 7)  # 6 characters and <think>
-    sampler.sample(tiny_policy, PROMPTS, group_size=1, sampling=fits, seed=0, split="val")
+    sample(group_size=1, sampling=fits)
     too_long = SamplingParams(max_completion_length=48 - 6)
     with pytest.raises(ValueError, match=r"prompt 8 has 7 tokens; with max_completion_length=42 .* context of 48"):
-        sampler.sample(tiny_policy, PROMPTS, group_size=1, sampling=too_long, seed=0, split="val")
+        sample(group_size=1, sampling=too_long)
 
 
-def test_sampling_leaves_the_global_generator_and_the_mode_alone(
-    sampler: CompletionSampler, tiny_policy: PreTrainedModel
-) -> None:
+def test_sampling_leaves_the_global_generator_and_the_mode_alone(sample: Any, tiny_policy: PreTrainedModel) -> None:
     before = torch.get_rng_state()
-    sampler.sample(tiny_policy.train(), PROMPTS, group_size=2, sampling=SHORT, seed=0, split="train")
+    tiny_policy.train()
+    sample()
     assert torch.equal(torch.get_rng_state(), before)
     assert tiny_policy.training
 
 
-def test_the_prompt_of_a_group_is_that_of_an_episode_with_turns(
-    sampler: CompletionSampler, tiny_policy: PreTrainedModel
-) -> None:
+def test_the_prompt_of_a_group_is_that_of_an_episode_with_turns(sample: Any, sampler: CompletionSampler) -> None:
     """One that failed at its reset has no prompt where the environment writes it."""
-    rollout = sampler.sample(tiny_policy, PROMPTS, group_size=2, sampling=SHORT, seed=0, split="train").rollout
+    rollout = sample().rollout
     mask = rollout.prompt_mask.clone()
     mask[0] = False
     turn = Turn(action="12", finish_reason="stop", transition=Transition(terminated=True))
