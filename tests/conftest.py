@@ -447,7 +447,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 
 
 IN_TORCH = ("test_interrupt", "test_sigkill", "test_sigterm", "test_shared_prompts", "test_draws", "test_lives",
-            "test_top_tokens", "test_prefetch")  # fmt: skip
+            "test_recorded", "test_prefetch")  # fmt: skip
 """Modules about the forward pass in torch, or about what happens in the middle of a rollout: the decode kernel ends it
 before anything can."""
 

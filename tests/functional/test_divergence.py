@@ -125,24 +125,12 @@ def test_chunks_give_what_whole_logits_give(small_chunks, mix, theirs):
         torch.testing.assert_close(mine, expected, rtol=1e-10, atol=1e-12)
 
 
-def test_gradients_pass_a_numerical_check(small_chunks):
+@pytest.mark.parametrize("truncated", [False, True])
+def test_gradients_pass_a_numerical_check(small_chunks, truncated):
     leaves, ids, teacher = _inputs(tokens=5, vocabulary=6, theirs=6)
-
-    def scores(hidden, weight, bias):
-        return head_scores(hidden, weight, ids, teacher=TaughtTokens(*teacher, 0.4), bias=bias, temperature=1.3)[:3]
-
-    assert torch.autograd.gradcheck(scores, leaves)
-
-
-def test_gradients_beside_a_truncated_softmax_pass_it_too(small_chunks):
-    leaves, ids, teacher = _inputs(tokens=5, vocabulary=6, theirs=6)
-    support = torch.stack([ids, (ids + 2) % 6, torch.full_like(ids, -1)], dim=1)
-
-    def scores(hidden, weight, bias):
-        taught = TaughtTokens(*teacher, 0.4)
-        return head_scores(hidden, weight, ids, teacher=taught, bias=bias, temperature=1.3, support=support)[:3]
-
-    assert torch.autograd.gradcheck(scores, leaves)
+    taught, support = TaughtTokens(*teacher, 0.4), torch.stack([ids, (ids + 2) % 6, torch.full_like(ids, -1)], dim=1)
+    how = {"teacher": taught, "temperature": 1.3, "support": support if truncated else None}
+    assert torch.autograd.gradcheck(lambda h, w, b: head_scores(h, w, ids, bias=b, **how)[:3], leaves)
 
 
 def test_the_divergence_alone_has_a_gradient(small_chunks):

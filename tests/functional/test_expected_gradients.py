@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from grpo_pl.functional.divergence import divergence
+from grpo_pl.functional.losses import LossOutput
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 
 V, T, END = 3, 3, 2
@@ -170,19 +171,23 @@ def prefix_kl(
     return (visits * per_prefix).sum()
 
 
-def loss_gradient(estimator: str, logits: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
-    """E[∇loss] of the KL term alone, without any division by length."""
-    algorithm = GRPOAlgorithm(beta=1.0, kl_estimator=estimator, aggregation="constant")
-    leaf = logits.clone().requires_grad_()
+def loss_of(algorithm: GRPOAlgorithm, leaf: torch.Tensor, drawn_by: torch.Tensor, **given) -> LossOutput:
+    """The loss without any reward over all completions, as often as they are drawn, without any division by length."""
     weights = algorithm.token_weights(MASK, num_sequences=1, num_tokens=1, max_completion_length=1, dtype=torch.float64)
-    output = algorithm.loss(
+    return algorithm.loss(
         logprobs=trajectory_logprobs(leaf),
-        old_logprobs=None,
         advantages=torch.zeros(len(IDS), 1),
         mask=MASK,
-        weights=weights * probabilities(logits).unsqueeze(1),
-        ref_logprobs=trajectory_logprobs(ref),
+        weights=weights * probabilities(drawn_by).unsqueeze(1),
+        **{"old_logprobs": None, **given},
     )
+
+
+def loss_gradient(estimator: str, logits: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
+    """E[∇loss] of the KL term alone."""
+    algorithm = GRPOAlgorithm(beta=1.0, kl_estimator=estimator, aggregation="constant")
+    leaf = logits.clone().requires_grad_()
+    output = loss_of(algorithm, leaf, logits, ref_logprobs=trajectory_logprobs(ref))
     return torch.autograd.grad(output.loss, leaf)[0]
 
 
@@ -251,16 +256,8 @@ def test_supervision_token_descends_the_kl_to_the_teacher_of_each_prefix(earlier
         group_size=1, supervision="token", distillation_alone=True, distillation_coef=coef, baseline="none",
         scale="none", surrogate="unclipped", aggregation="constant", beta=0.0,
     )  # fmt: skip
-    leaf = now.clone().requires_grad_()
-    weights = algorithm.token_weights(MASK, num_sequences=1, num_tokens=1, max_completion_length=1, dtype=torch.float64)
-    found = algorithm.loss(
-        logprobs=trajectory_logprobs(leaf),
-        old_logprobs=trajectory_logprobs(old),
-        advantages=torch.zeros(len(IDS), 1),
-        mask=MASK,
-        weights=weights * probabilities(old).unsqueeze(1),
-        teacher_logprobs=trajectory_logprobs(teacher),
-    )
+    leaf, taught = now.clone().requires_grad_(), trajectory_logprobs(teacher)
+    found = loss_of(algorithm, leaf, old, old_logprobs=trajectory_logprobs(old), teacher_logprobs=taught)
     gradient = torch.autograd.grad(found.loss, leaf)[0]
     expected = coef * gradient_of(prefix_kl, now, teacher, reverse=False, drawn_by=old)
     torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-13)
@@ -279,16 +276,8 @@ def test_distillation_descends_the_divergence_of_each_prefix_without_a_reward(di
         baseline="none", scale="none", aggregation="constant", beta=0.0,
     )  # fmt: skip
     leaf = now.clone().requires_grad_()
-    weights = algorithm.token_weights(MASK, num_sequences=1, num_tokens=1, max_completion_length=1, dtype=torch.float64)
     per_state = divergence(leaf.log_softmax(-1), teacher.log_softmax(-1), mix=algorithm.divergence_mix)
-    found = algorithm.loss(
-        logprobs=trajectory_logprobs(leaf),
-        old_logprobs=None,
-        advantages=torch.zeros(len(IDS), 1),
-        mask=MASK,
-        weights=weights * probabilities(now).unsqueeze(1),
-        divergence=per_state[STATE],
-    )
+    found = loss_of(algorithm, leaf, now, divergence=per_state[STATE])
     gradient = torch.autograd.grad(found.loss, leaf)[0]
     if distillation == "jensen_shannon":
         visits = torch.zeros(len(PREFIXES), dtype=torch.float64)

@@ -88,11 +88,27 @@ def test_arrival_times_are_exponential_and_uncorrelated():
         assert abs(correlation) < 4.5 / one.numel() ** 0.5
 
 
-def _assert_frequencies(logits: Tensor, draws: int, *, rows: int, name: str) -> None:
+def _with_a_tail(vocabulary: int) -> Tensor:
+    """Logits whose softmax goes down to about 1e-7."""
+    if vocabulary == 5:
+        return torch.tensor([0.7, 0.2, 0.1, 1e-5, 1e-7]).log()
+    logits = torch.randn(vocabulary, generator=torch.Generator().manual_seed(vocabulary)) * 3
+    return logits.clamp(min=float(logits.logsumexp(0)) + math.log(1e-7))
+
+
+LONG = [(5, 10**7, 10**5), (300, 10**7, 10**4), (50_000, 10**6, 50)]
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "draws", "rows"),
+    [(5, 10**6, 10**5), (300, 2 * 10**5, 10**4), *(pytest.param(*case, marks=pytest.mark.slow) for case in LONG)],
+)
+def test_tokens_are_drawn_as_often_as_the_softmax_says(vocabulary: int, draws: int, rows: int) -> None:
     """Chi-square of keyed draws against the softmax; tokens of fewer than 10 expected draws are counted together."""
+    logits = _with_a_tail(vocabulary)
     counts = torch.zeros(len(logits), dtype=torch.int64)
     for first in range(0, draws, rows):
-        noise = Noise(token_keys(torch.arange(first, first + rows) + row_key(name), 3))
+        noise = Noise(token_keys(torch.arange(first, first + rows) + row_key("chi"), 3))
         tokens, _ = draw_tokens(logits.expand(rows, -1), noise, temperature=1.0)
         counts += torch.bincount(tokens, minlength=len(logits))
     expected = logits.double().softmax(-1) * draws
@@ -106,25 +122,6 @@ def _assert_frequencies(logits: Tensor, draws: int, *, rows: int, name: str) -> 
     chi_square = float(((have - want) ** 2 / want).sum())
     cut = freedom * (1 - 2 / (9 * freedom) + 3.09 * (2 / (9 * freedom)) ** 0.5) ** 3  # 99.9 % (Wilson and Hilferty)
     assert chi_square < cut, (chi_square, freedom)
-
-
-def _with_a_tail(vocabulary: int) -> Tensor:
-    """Logits whose softmax goes down to about 1e-7."""
-    if vocabulary == 5:
-        return torch.tensor([0.7, 0.2, 0.1, 1e-5, 1e-7]).log()
-    logits = torch.randn(vocabulary, generator=torch.Generator().manual_seed(vocabulary)) * 3
-    return logits.clamp(min=float(logits.logsumexp(0)) + math.log(1e-7))
-
-
-@pytest.mark.parametrize(("vocabulary", "draws", "rows"), [(5, 10**6, 10**5), (300, 2 * 10**5, 10**4)])
-def test_tokens_are_drawn_as_often_as_the_softmax_says(vocabulary: int, draws: int, rows: int) -> None:
-    _assert_frequencies(_with_a_tail(vocabulary), draws, rows=rows, name="chi")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("vocabulary", "draws", "rows"), [(5, 10**7, 10**5), (300, 10**7, 10**4), (50_000, 10**6, 50)])
-def test_tokens_of_long_tails_are_drawn_as_often_as_the_softmax_says(vocabulary: int, draws: int, rows: int) -> None:
-    _assert_frequencies(_with_a_tail(vocabulary), draws, rows=rows, name="chi, long")
 
 
 def test_draws_of_neighbouring_positions_and_rows_are_independent():

@@ -1,7 +1,7 @@
 """Continuous batching against the engines: whoever joins or leaves, a sequence draws what its key says."""
 
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -76,22 +76,19 @@ def test_sequences_that_join_at_different_times_draw_what_the_engine_draws(decod
     )
 
 
+def _served(folder: Path, sampling: SamplingParams, **trained: str) -> ServedModel:
+    policy = PolicyConfig(from_scratch={"model_type": "qwen2"})
+    parts: dict[str, Any] = {"policy": policy, "checkpoint": None, "template": PromptTemplate(), "rewards": []}
+    return ServedModel(name="model", source=folder, sampling=sampling, **parts, **trained)
+
+
 @pytest.mark.skipif(not multiplies_bfloat16(), reason="this processor has no products in bfloat16")
 def test_a_batch_computes_in_the_precision_of_the_training(tmp_path: Path) -> None:
     model, (keys, *_) = build_model("qwen2"), make_keys(1, 8)
     sampling = SamplingParams(max_completion_length=1)
-    trained = ServedModel(
-        name="model",
-        source=tmp_path,
-        policy=PolicyConfig(from_scratch={"model_type": "qwen2"}),
-        checkpoint=None,
-        template=PromptTemplate(),
-        rewards=[],
-        sampling=sampling,
-    )
 
     def logprobs(precision: str) -> torch.Tensor:
-        run = Collector(batch_of(replace(trained, precision=precision), model, 8))
+        run = Collector(batch_of(_served(tmp_path, sampling, precision=precision), model, 8))
         options = SequenceOptions(sampling=sampling)
         sequences = run.batch.add(UNEVEN[0], [sample_key(key) for key in keys], options)
         run.drain()
@@ -110,17 +107,7 @@ def test_a_run_that_the_kernel_drew_is_served_with_the_same_bits(tmp_path: Path)
     engine.decoder = next(iter(built_kernels()))
     sampling = SamplingParams(max_completion_length=24)
     rollout = generate(engine, model, UNEVEN, keys, eos=[], length=24)
-    trained = ServedModel(
-        name="model",
-        source=tmp_path,
-        policy=PolicyConfig(from_scratch={"model_type": "qwen2"}),
-        checkpoint=None,
-        template=PromptTemplate(),
-        rewards=[],
-        sampling=sampling,
-        decoder=engine.decoder,
-    )
-    run = Collector(batch_of(trained, model, 12))
+    run = Collector(batch_of(_served(tmp_path, sampling, decoder=engine.decoder), model, 12))
     options, sequences = SequenceOptions(sampling=sampling, ignore_eos=True), list[int]()
     for prompt, group in zip(UNEVEN, keys, strict=True):
         sequences += run.batch.add(prompt, [sample_key(key) for key in group], options)

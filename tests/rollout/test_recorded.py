@@ -1,6 +1,8 @@
-"""The likeliest tokens are recorded by the engines, go with the rows, and bound the update of a run."""
+"""What engines record beside tokens, the support of a truncation and the likeliest tokens: it goes with the rows, and a
+run scores and bounds its policy by it."""
 
-import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +44,21 @@ def _draw(engine: RolloutEngine, model: PreTrainedModel, **changes: Any) -> Roll
     return drawn(engine, model, **{"top_logprobs": K, **changes})
 
 
-def _whole(model: PreTrainedModel, rollout: Rollout, support: bool = False) -> torch.Tensor:
+def _truncated(engine: RolloutEngine, model: PreTrainedModel, **changes: Any) -> Rollout:
+    return drawn(engine, model, **{"top_p": 0.7, "sampling_mask": True, **changes})
+
+
+@contextmanager
+def scored_by(model: PreTrainedModel, mode: ForwardMode) -> Iterator[None]:
+    found = forward_mode(model)
+    use_forward_mode(model, mode)
+    try:
+        yield
+    finally:
+        use_forward_mode(model, found)
+
+
+def _whole(model: PreTrainedModel, rollout: Rollout) -> torch.Tensor:
     """(B, T, V) log-probabilities of every token at every place, one column after the other."""
     rows = rollout_rows(rollout, torch.arange(len(rollout.completion_ids)))
     width = rows["completion_ids"].shape[1]
@@ -50,6 +66,68 @@ def _whole(model: PreTrainedModel, rollout: Rollout, support: bool = False) -> t
     found = update_scores(model.eval(), **rows, top_ids=everything, temperature=0.8).top_logprobs
     assert found is not None
     return found.detach()
+
+
+# --- the support ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: f"{type(e).__name__} {e.max_batch_rows}")
+@pytest.mark.parametrize("truncation", [{}, {"top_p": 1.0, "top_k": 5}, {"top_k": 9, "top_p": 0.6}])
+def test_the_policy_scored_over_the_support_gives_what_was_drawn_with(
+    engine: RolloutEngine, truncation: dict[str, Any], tiny_policy: PreTrainedModel
+) -> None:
+    rollout = _truncated(engine, tiny_policy, **truncation)
+    mask, support = rollout.action_mask, rollout.support
+    assert support is not None and support.shape[:2] == mask.shape
+    assert (support == rollout.completion_ids.unsqueeze(2)).any(dim=2)[mask].all()  # what was drawn is in it
+    if truncation.get("top_k"):
+        assert support.shape[2] <= truncation["top_k"]
+    rows = rollout_rows(rollout, torch.arange(len(mask)))
+    with torch.no_grad():
+        logprobs, _ = completion_logprobs(tiny_policy.eval(), **rows, temperature=0.8, with_entropy=True)
+        del rows["support"]
+        whole, _ = completion_logprobs(tiny_policy, **rows, temperature=0.8)
+    drawn = rollout.sampling_logprobs[:, : logprobs.shape[1]]
+    torch.testing.assert_close(logprobs, drawn, rtol=0, atol=2e-5)
+    assert (drawn - whole)[mask[:, : logprobs.shape[1]]].min() >= -1e-5 and (drawn - whole).max() > 0.1
+
+
+@pytest.mark.parametrize("mode", ["packed", "chunked", "materialised"])
+def test_a_support_restricts_the_scores_and_not_the_divergence_from_a_teacher(
+    mode: ForwardMode, tiny_policy: PreTrainedModel
+) -> None:
+    rollout = _truncated(NativeEngine(), tiny_policy.eval())
+    rows = rollout_rows(rollout, torch.arange(len(rollout.action_mask)))
+    rest = {name: tensor for name, tensor in rows.items() if name != "support"}
+    states, head = completion_states(tiny_policy, **rest)
+    teacher = TaughtTokens(states.flip(0), head.weight, head.bias, 0.5)
+    with scored_by(tiny_policy, mode), torch.no_grad():
+        logprobs, entropy = completion_logprobs(tiny_policy, **rows, temperature=0.8, with_entropy=True)
+        taught = update_scores(tiny_policy, teacher=teacher, **rows, temperature=0.8)
+        whole = update_scores(tiny_policy, teacher=teacher, **rest, temperature=0.8)
+    drawn = rollout.sampling_logprobs[:, : logprobs.shape[1]]
+    torch.testing.assert_close(logprobs, drawn, rtol=0, atol=2e-5)
+    torch.testing.assert_close(taught.logprobs, logprobs)
+    torch.testing.assert_close(taught.entropy, entropy)
+    assert (whole.entropy - taught.entropy).max() > 0.1
+    torch.testing.assert_close(taught.divergence, whole.divergence)
+    assert taught.divergence is not None and taught.divergence.max() > 0.01
+
+
+def test_engines_and_chunks_of_rows_agree(tiny_policy: PreTrainedModel) -> None:
+    first, *others = [_truncated(engine, tiny_policy) for engine in ENGINES]
+    assert first.support is not None
+    for other in others:
+        assert other.support is not None and torch.equal(other.completion_ids, first.completion_ids)
+        assert torch.equal(other.support[other.action_mask], first.support[first.action_mask])
+
+
+def test_nothing_is_recorded_where_nobody_asked_or_nothing_is_drawn(tiny_policy: PreTrainedModel) -> None:
+    assert _truncated(NativeEngine(), tiny_policy, sampling_mask=False).support is None
+    assert _truncated(NativeEngine(), tiny_policy, temperature=0.0).support is None
+
+
+# --- the likeliest tokens ---------------------------------------------------------------------------------------------
 
 
 def test_the_likeliest_tokens_of_a_row_by_hand() -> None:
@@ -107,15 +185,25 @@ def test_the_child_engine_records_the_same(tiny_policy: PreTrainedModel) -> None
     assert torch.equal(theirs.top_logprobs, ours.top_logprobs)  # type: ignore[arg-type]
 
 
-def test_what_two_rollouts_recorded_is_joined(tiny_policy: PreTrainedModel) -> None:
-    wide = _draw(NativeEngine(), tiny_policy)
-    narrow = _draw(NativeEngine(), tiny_policy, max_completion_length=3)
-    both = join_rollouts([wide, narrow], 0)
-    assert both.top_ids is not None and both.top_logprobs is not None and narrow.top_ids is not None
-    rows = len(wide.completion_ids)
-    assert torch.equal(both.top_ids[:rows], wide.top_ids)  # type: ignore[arg-type]
-    assert torch.equal(both.top_ids[rows:, :3], narrow.top_ids)
-    assert (both.top_ids[rows:, 3:] == NO_TOKEN).all() and (both.top_logprobs[rows:, 3:] == -torch.inf).all()
+@pytest.mark.parametrize(
+    ("wide", "narrow", "name", "fill"),
+    [
+        ({"top_p": 0.7}, {"top_p": 0.3}, "support", NO_TOKEN),
+        ({"top_logprobs": K}, {"top_logprobs": K}, "top_ids", NO_TOKEN),
+        ({"top_logprobs": K}, {"top_logprobs": K}, "top_logprobs", -torch.inf),
+    ],
+)
+def test_what_two_rollouts_recorded_is_joined(
+    tiny_policy: PreTrainedModel, wide: dict[str, Any], narrow: dict[str, Any], name: str, fill: float
+) -> None:
+    mask = {"sampling_mask": name == "support"}
+    long = drawn(NativeEngine(), tiny_policy, **wide, **mask)
+    short = drawn(NativeEngine(), tiny_policy, **narrow, **mask, length=3)
+    of_long, of_short, both = (getattr(each, name) for each in (long, short, join_rollouts([long, short], 0)))
+    rows, places, most = of_short.shape
+    assert torch.equal(both[:rows][long.action_mask], of_long[long.action_mask])
+    assert torch.equal(both[rows:, :places, :most], of_short)
+    assert (both[rows:, places:] == fill).all() and (both[rows:, :, most:] == fill).all()
 
 
 @pytest.mark.parametrize("mode", ["packed", "chunked", "materialised"])
@@ -127,13 +215,9 @@ def test_the_policy_scored_at_them_gives_what_was_recorded(
     assert rollout.top_ids is not None and rollout.top_logprobs is not None
     rows = rollout_rows(rollout, torch.arange(len(rollout.action_mask)))
     width = rows["action_mask"].shape[1]
-    found = forward_mode(tiny_policy)
-    use_forward_mode(tiny_policy, mode)
-    try:
+    with scored_by(tiny_policy, mode):
         scores = update_scores(tiny_policy, **rows, top_ids=rollout.top_ids[:, :width], temperature=0.8)
         alone, entropy = completion_logprobs(tiny_policy, **rows, temperature=0.8, with_entropy=True)
-    finally:
-        use_forward_mode(tiny_policy, found)
     assert scores.top_logprobs is not None and scores.divergence is None
     assert scores.logprobs.requires_grad and not scores.top_logprobs.isnan().any()
     assert torch.equal(scores.logprobs, alone) and torch.equal(scores.entropy, entropy)  # type: ignore[arg-type]
@@ -149,14 +233,10 @@ def test_they_are_scored_beside_a_teacher(mode: ForwardMode, tiny_policy: PreTra
     top_ids = rollout.top_ids[:, : rows["action_mask"].shape[1]]  # type: ignore[index]
     states, head = completion_states(tiny_policy, **rows)
     teacher = TaughtTokens(states.flip(0), head.weight, head.bias, 0.5)
-    found = forward_mode(tiny_policy)
-    use_forward_mode(tiny_policy, mode)
-    try:
+    with scored_by(tiny_policy, mode):
         both = update_scores(tiny_policy, **rows, top_ids=top_ids, teacher=teacher, temperature=0.8)
         taught = update_scores(tiny_policy, **rows, teacher=teacher, temperature=0.8)
         top = update_scores(tiny_policy, **rows, top_ids=top_ids, temperature=0.8)
-    finally:
-        use_forward_mode(tiny_policy, found)
     assert taught.top_logprobs is None and top.divergence is None
     torch.testing.assert_close(both.divergence, taught.divergence)
     torch.testing.assert_close(both.top_logprobs, top.top_logprobs)
@@ -172,6 +252,19 @@ def test_too_much_to_record_is_refused(tiny_policy: PreTrainedModel, monkeypatch
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_trains_on_truncated_samples_and_the_first_ratio_is_one(command_line: Any, read_metrics: Any) -> None:
+    sampling = {"max_completion_length": 32, "top_p": 0.9, "top_k": 20, "sampling_mask": True}
+    config = command_line.config("truncated", model__sampling=sampling, model__algorithm__mismatch="truncate_token")
+    outcome = command_line(
+        "fit", "--config", config, "--model.algorithm.num_minibatches=2", "--model.algorithm.beta=0.01"
+    )
+    assert outcome.status == 0, outcome.err
+    rows = [row for row in read_metrics(command_line.runs / "truncated" / "metrics.csv") if "loss" in row]
+    assert rows
+    assert all(float(row["sampling/sampling_logp_difference/mean"]) < 1e-4 for row in rows)
+
 
 DPPO: dict[str, Any] = {
     "group_size": 4,
@@ -228,16 +321,24 @@ def _weights(run: Path) -> dict[str, torch.Tensor]:
     return dict(torch.load(run / "checkpoints" / "rollout-000004.ckpt", weights_only=True)["state_dict"])
 
 
-def test_what_cannot_record_them_is_refused(command_line: Any) -> None:
-    for name, changes, message in (
-        ("parts", {"model__partial_rollouts": {"part_length": 8}}, "partial_rollouts null"),
-        ("by_hand", {"model__sampling": {"max_completion_length": 32, "top_logprobs": 2}}, "which the objective sets"),
-        ("clip", {"model__algorithm": DPPO | {"surrogate": "clip"}}, "belongs to surrogate dppo_tv and dppo_kl"),
-        ("negative", {"model__algorithm": DPPO | {"trust_region_top_k": -1}}, "must be 0 .off. or more"),
-    ):
-        outcome = command_line("fit", "--config", command_line.config(name, **{"model__algorithm": DPPO, **changes}))
-        assert outcome.status != 0
-        assert re.search(message, outcome.err), outcome.err
+LENGTH = {"max_completion_length": 32}
+CHILD = {"class_path": "grpo_pl.rollout.native.child.NativeChildEngine"}
+REFUSED: dict[str, dict[str, Any]] = {
+    "Set sampling_mask true": {"sampling": LENGTH | {"top_p": 0.9}},
+    "nothing is truncated": {"sampling": LENGTH | {"sampling_mask": True}},
+    "NativeChildEngine does not": {"sampling": LENGTH | {"top_p": 0.9, "sampling_mask": True}, "engine": CHILD},
+    "partial_rollouts null": {"algorithm": DPPO, "partial_rollouts": {"part_length": 8}},
+    "which the objective sets": {"algorithm": DPPO, "sampling": LENGTH | {"top_logprobs": 2}},
+    "belongs to surrogate dppo_tv and dppo_kl": {"algorithm": DPPO | {"surrogate": "clip"}},
+    "must be 0 (off) or more": {"algorithm": DPPO | {"trust_region_top_k": -1}},
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_a_run_without_the_records_that_it_needs_is_refused(command_line: Any, message: str) -> None:
+    changes = {f"model__{name}": value for name, value in REFUSED[message].items()}
+    outcome = command_line("fit", "--config", command_line.config("refused", **changes))
+    assert outcome.status != 0 and message in outcome.err, outcome.err
 
 
 def test_an_engine_of_one_s_own_that_does_not_record_them_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
