@@ -104,12 +104,10 @@ def estimate_mean(values: Tensor) -> Estimate:
     """
     if not len(values):
         raise ValueError("no problems to estimate a mean from.")
-    values, mean = values.double(), values.double().mean().item()
-    if ((values == 0) | (values == 1)).all():
-        low, high = wilson_interval(int(values.sum()), len(values))
-        return Estimate(value=mean, low=low, high=high, problems=len(values), method="wilson")
-    low, high = bootstrap_interval(values)
-    return Estimate(value=mean, low=low, high=high, problems=len(values), method="bootstrap")
+    values, binary = values.double(), bool(((values == 0) | (values == 1)).all())
+    low, high = wilson_interval(int(values.sum()), len(values)) if binary else bootstrap_interval(values)
+    method: Literal["wilson", "bootstrap"] = "wilson" if binary else "bootstrap"
+    return Estimate(value=values.mean().item(), low=low, high=high, problems=len(values), method=method)
 
 
 def paired_difference(values: Tensor, baseline: Tensor) -> Estimate:

@@ -44,7 +44,8 @@ class PartialCompletion:
 
     def followed_by(self, more: PartialCompletion) -> PartialCompletion:
         """Both as one, which ends as the second does."""
-        return replace(more, **{name: torch.cat([getattr(self, name), getattr(more, name)]) for name in _TENSORS})
+        tensors: dict[str, Any] = {n: torch.cat([getattr(self, n), getattr(more, n)]) for n in _TENSORS}
+        return replace(more, **tensors)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,16 +15,6 @@ def row(*values: float) -> torch.Tensor:
 # --- weights ------------------------------------------------------------------------------------------------
 
 
-def weights_of_a_short_and_a_long_completion(aggregation):
-    mask = torch.zeros(2, 100, dtype=torch.bool)
-    mask[0, :10], mask[1, :] = True, True
-    weights = losses.token_weights(
-        mask, aggregation=aggregation, num_sequences=2, num_tokens=110, max_completion_length=200, dtype=torch.float64
-    )
-    assert (weights[~mask] == 0).all()
-    return weights[0, 0].item(), weights[1, 0].item()
-
-
 @pytest.mark.parametrize(
     ("aggregation", "short", "long"),
     [
@@ -35,7 +25,11 @@ def weights_of_a_short_and_a_long_completion(aggregation):
     ],
 )
 def test_weight_of_a_token_in_a_10_and_a_100_token_completion(aggregation, short, long):
-    assert weights_of_a_short_and_a_long_completion(aggregation) == pytest.approx((short, long))
+    mask = torch.arange(100) < torch.tensor([[10], [100]])
+    totals = {"num_sequences": 2, "num_tokens": 110, "max_completion_length": 200, "dtype": torch.float64}
+    weights = losses.token_weights(mask, aggregation=aggregation, **totals)
+    assert (weights[~mask] == 0).all()
+    assert weights[:, 0].tolist() == pytest.approx([short, long])
 
 
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant", "sequence_sum"])

@@ -25,6 +25,12 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.path_importer_cache.clear()
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GRPO_PL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 def line(source: str) -> str:
     with pytest.raises(ValueError) as caught:
         as_folder(source)
@@ -72,7 +78,6 @@ def test_a_path_to_no_file_is_one_line(tmp_path: Path) -> None:
 def test_without_the_reader_of_the_format_its_package_is_named(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GRPO_PL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(sys, "path", [p for p in sys.path if not (Path(p) / "gguf").is_dir()])
     monkeypatch.delitem(sys.modules, "gguf", raising=False)
     importlib.invalidate_caches()
@@ -85,11 +90,8 @@ def test_without_the_reader_of_the_format_its_package_is_named(
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF\x03\x00\x00\x00" + b"\x01" * 64, b"no such format"])
-def test_a_file_that_is_none_of_the_format_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
-) -> None:
+def test_a_file_that_is_none_of_the_format_is_one_line(tmp_path: Path, content: bytes) -> None:
     pytest.importorskip("gguf", reason="pip install gguf")
-    monkeypatch.setenv("GRPO_PL_CACHE", str(tmp_path / "cache"))
     (tmp_path / "broken.gguf").write_bytes(content)
     said = line(f"{tmp_path}/broken.gguf")
     assert said.startswith(f"cannot read '{tmp_path}/broken.gguf' as a GGUF model: ")
@@ -141,8 +143,7 @@ def write_gguf(file: Path, lacking: str = "", **shapes: tuple[int, ...]) -> None
     writer.close()
 
 
-def test_a_file_is_unpacked_with_all_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRPO_PL_CACHE", str(tmp_path / "cache"))
+def test_a_file_is_unpacked_with_all_its_weights(tmp_path: Path) -> None:
     write_gguf(tmp_path / "whole.gguf")
     policy = PolicyConfig(path=f"{tmp_path}/whole.gguf")
     with torch.device("meta"):  # as parameters are counted
@@ -160,10 +161,7 @@ def test_a_file_is_unpacked_with_all_its_weights(tmp_path: Path, monkeypatch: py
         ("token_embd.weight", "model.embed_tokens.weight"),
     ],
 )
-def test_a_file_that_lacks_a_tensor_is_refused_by_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str, named: str
-) -> None:
-    monkeypatch.setenv("GRPO_PL_CACHE", str(tmp_path / "cache"))
+def test_a_file_that_lacks_a_tensor_is_refused_by_its_name(tmp_path: Path, lacking: str, named: str) -> None:
     write_gguf(tmp_path / "part.gguf", lacking)
     said = line(f"{tmp_path}/part.gguf")
     assert said.startswith(f"cannot load the model '{tmp_path}/part.gguf': it does not hold a LlamaForCausalLM: ")

@@ -26,15 +26,19 @@ SCRATCH: dict[str, Any] = {
 IDS = torch.tensor([[5, 6, 7, 8, 9]])
 
 
+def moved(model: PreTrainedModel, size: float = 0.3) -> PreTrainedModel:
+    """With adapters that do something, as after training."""
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            weight.data = torch.randn(weight.shape, generator=generator) * size
+    return model
+
+
 @pytest.fixture
 def adapted(tiny_policy: PreTrainedModel) -> PreTrainedModel:
-    """With adapters that do something, as after training."""
     add_adapters(tiny_policy, Lora(rank=2, alpha=8.0), seed=3)
-    generator = torch.Generator().manual_seed(0)
-    for name, weight in tiny_policy.named_parameters():
-        if "lora_B" in name:
-            weight.data = torch.randn(weight.shape, generator=generator) * 0.3
-    return tiny_policy
+    return moved(tiny_policy)
 
 
 def _logits(model: PreTrainedModel) -> torch.Tensor:
@@ -182,10 +186,7 @@ def test_adapters_of_every_family_are_merged_into_what_they_computed(
     start = load_model(PolicyConfig(from_scratch=scratch), tokenizer).eval()
     model = load_model(PolicyConfig(from_scratch=scratch, lora=Lora(rank=2, alpha=8.0)), tokenizer).eval()
     torch.testing.assert_close(_logits(model), _logits(start), rtol=0, atol=1e-5)
-    generator = torch.Generator().manual_seed(0)
-    for name, weight in model.named_parameters():
-        if "lora_B" in name:
-            weight.data = torch.randn(weight.shape, generator=generator) * 0.3
+    moved(model)
     assert (_logits(model) - _logits(start)).abs().max() > 1e-2
     with adapters_off(model):
         torch.testing.assert_close(_logits(model), _logits(start), rtol=0, atol=1e-5)

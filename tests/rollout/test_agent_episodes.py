@@ -1,6 +1,6 @@
 """Sessions of agents as rows of tokens: those of the same exchange with our own environments, whenever they answer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -105,12 +105,15 @@ def policy(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     return load_model(PolicyConfig(from_scratch=SHAPE), tokenizer)
 
 
-def test_when_agents_ask_changes_no_bit(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+@pytest.fixture(scope="module")
+def acted(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Callable[..., tuple[Rollout, list[Episode]]]:
+    """`play` by the native engine, without a chat template."""
+    return lambda environment, **how: play(environment, tokenizer, policy, NativeEngine(), **how)
+
+
+def test_when_agents_ask_changes_no_bit(acted: Any) -> None:
     agent = AgentEnvironment(agent=f"{AGENTS}:chat")
-    played = [
-        play(agent, tokenizer, policy, NativeEngine(), rows=[{"sleep": s}] * 3, group_size=3, length=6)
-        for s in (0.0, 0.03)
-    ]
+    played = [acted(agent, rows=[{"sleep": s}] * 3, group_size=3, length=6) for s in (0.0, 0.03)]
     assert_same(played[0][0], played[1][0], atol=0.0)
     assert {len(episode.turns) for episode in played[0][1]} == {3}
 
@@ -131,7 +134,7 @@ def parts(rollout: Rollout, tokenizer: PreTrainedTokenizerBase, row: int = 0) ->
 
 @pytest.mark.parametrize("number", [99, -1, "1", 1.5])
 def test_a_segment_that_there_is_not_costs_its_session_alone(
-    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch, number: Any
+    acted: Any, monkeypatch: pytest.MonkeyPatch, number: Any
 ) -> None:
     answers = _Driver._answers
 
@@ -141,7 +144,7 @@ def test_a_segment_that_there_is_not_costs_its_session_alone(
         return [(row, replace(t, info={**t.info, "segment": number}) if row.turns else t) for row, t in found]
 
     monkeypatch.setattr(_Driver, "_answers", wrong)
-    _, episodes = play(AgentEnvironment(agent=f"{AGENTS}:chat"), tokenizer, policy, NativeEngine(), length=6)
+    _, episodes = acted(AgentEnvironment(agent=f"{AGENTS}:chat"), length=6)
     assert episodes[0].value is None and episodes[0].detail.startswith("there is no segment")
 
 
@@ -178,52 +181,38 @@ def test_each_conversation_of_an_agent_is_a_segment_of_its_sample(template: str 
         assert torch.equal(again.completion_ids, rollout.completion_ids)
 
 
-def test_the_order_in_which_calls_at_once_arrive_changes_no_token(
-    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_the_order_in_which_calls_at_once_arrive_changes_no_token(acted: Any) -> None:
     limits = EpisodeSettings(max_turns=8)
     rows = [{"sleep": 0.0}, {"sleep": 0.03}]
-    (early, _), (late, _) = (
-        play(BRANCHING, tokenizer, policy, NativeEngine(), rows=[row], group_size=4, limits=limits, length=3)
-        for row in rows
-    )
+    (early, _), (late, _) = (acted(BRANCHING, rows=[row], group_size=4, limits=limits, length=3) for row in rows)
     assert_same(early, late, but=("turn_index",))
     assert set(early.segment_index.amax(dim=1).tolist()) == {4}
 
 
-def test_calls_at_once_may_be_equal_and_draw_other_tokens(
-    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_calls_at_once_may_be_equal_and_draw_other_tokens(acted: Any, tokenizer: PreTrainedTokenizerBase) -> None:
     agent = AgentEnvironment(agent=f"{AGENTS}:equal_calls")
-    rollout, _ = play(agent, tokenizer, policy, NativeEngine(), length=6, limits=EpisodeSettings(max_turns=8))
+    rollout, _ = acted(agent, length=6, limits=EpisodeSettings(max_turns=8))
     segments = parts(rollout, tokenizer)
     assert len({prompt for prompt, *_ in segments}) == 1 and len({text for _, text, _ in segments}) == 4
 
 
-def test_a_prompt_without_a_token_costs_no_run(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_prompt_without_a_token_costs_no_run(acted: Any, tokenizer: PreTrainedTokenizerBase) -> None:
     agent = AgentEnvironment(agent=f"{AGENTS}:says_nothing")
-    rollout, (episode,) = play(agent, tokenizer, policy, NativeEngine(), length=3)
+    rollout, (episode,) = acted(agent, length=3)
     prompts = [prompt for prompt, *_ in parts(rollout, tokenizer)]
     assert episode.status == "ok" and sorted(prompts) == ["<pad>", "<pad>", "go on"]
 
 
-def test_a_limit_on_tokens_counts_the_prompts_of_segments(
-    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_a_limit_on_tokens_counts_the_prompts_of_segments(acted: Any) -> None:
     limits = EpisodeSettings(max_turns=8, max_episode_tokens=25)
-    rollout, (episode,) = play(BRANCHING, tokenizer, policy, NativeEngine(), limits=limits, length=3)
+    rollout, (episode,) = acted(BRANCHING, limits=limits, length=3)
     assert (episode.finish_reason, episode.value) == ("tokens", 2.0)  # 20 of them, and no room for a prompt of 14
     assert int(rollout.lengths) <= 20
 
 
-def test_an_agent_may_ask_for_fewer_tokens_and_a_limit_ends_its_session(
-    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    rollout, (episode,) = play(
+def test_an_agent_may_ask_for_fewer_tokens_and_a_limit_ends_its_session(acted: Any) -> None:
+    rollout, (episode,) = acted(
         AgentEnvironment(agent=f"{AGENTS}:chat", rewarded_by="agent"),
-        tokenizer,
-        policy,
-        NativeEngine(),
         rows=[{"max_tokens": 2, "calls": 9}],
         limits=EpisodeSettings(max_turns=2),
     )

@@ -1,6 +1,7 @@
 """Strings and tokens that end a completion: by every engine alike, each a prefix of what would have been drawn."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,15 @@ def policy(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     return load_model(PolicyConfig(from_scratch={**TINY_POLICY, "initializer_range": 0.02}), tokenizer)
 
 
-def _draw(
-    engine: RolloutEngine, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sampling: SamplingParams
-) -> Samples:
-    sampler = CompletionSampler(engine=engine, template=PromptTemplate(prefill="ab"), tokenizer=tokenizer)
-    return sampler.sample(policy, PROMPTS, group_size=4, sampling=sampling, seed=0, split="train")
+@pytest.fixture
+def draw(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Callable[..., Samples]:
+    """Four completions of each of ``PROMPTS``."""
+
+    def samples(engine: RolloutEngine, sampling: SamplingParams = SAMPLING) -> Samples:
+        sampler = CompletionSampler(engine=engine, template=PromptTemplate(prefill="ab"), tokenizer=tokenizer)
+        return sampler.sample(policy, PROMPTS, group_size=4, sampling=sampling, seed=0, split="train")
+
+    return samples
 
 
 def _rows(samples: Samples) -> list[tuple[list[int], str]]:
@@ -45,13 +50,13 @@ def _rows(samples: Samples) -> list[tuple[list[int], str]]:
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda e: f"{type(e).__name__}-{e.max_batch_rows}")
 def test_a_completion_ends_with_the_token_that_completes_a_stop_string(
-    engine: RolloutEngine, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    draw: Any, engine: RolloutEngine, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    whole = _draw(PlainEngine(), policy, tokenizer, SAMPLING)
+    whole = draw(PlainEngine())
     free = [tokenizer.decode(ids, skip_special_tokens=True) for ids, _ in _rows(whole)]
     pair = next(text[5:7] for text in free if len(text) > 10)  # a string of two tokens that one row is sure to write
     stops = ("x", pair)
-    stopped = _draw(engine, policy, tokenizer, replace(SAMPLING, stop=stops))
+    stopped = draw(engine, replace(SAMPLING, stop=stops))
     found = 0
     for (ids, reason), (all_ids, why) in zip(_rows(stopped), _rows(whole), strict=True):
         texts = ["ab" + tokenizer.decode(all_ids[:n], skip_special_tokens=True) for n in range(1, len(all_ids) + 1)]
@@ -66,39 +71,37 @@ def test_a_completion_ends_with_the_token_that_completes_a_stop_string(
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
-def test_a_stop_string_at_the_last_place_counts(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    whole = _rows(_draw(PlainEngine(), policy, tokenizer, SAMPLING))
+def test_a_stop_string_at_the_last_place_counts(draw: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    whole = _rows(draw(PlainEngine()))
     row, (ids, _) = next((i, r) for i, r in enumerate(whole) if len(r[0]) > 6 and min(r[0][3:6]) > 2)  # all are text
     last = tokenizer.decode(ids[3:6])
     for engine in (NativeEngine(), PlainEngine()):
         short = replace(SAMPLING, max_completion_length=6, stop=(last,))
-        assert _rows(_draw(engine, policy, tokenizer, short))[row] == (ids[:6], "stop")
+        assert _rows(draw(engine, short))[row] == (ids[:6], "stop")
 
 
-def test_a_stop_string_may_begin_in_the_prefill(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    whole = _rows(_draw(PlainEngine(), policy, tokenizer, SAMPLING))
+def test_a_stop_string_may_begin_in_the_prefill(draw: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    whole = _rows(draw(PlainEngine()))
     first = tokenizer.decode(whole[0][0][:1])
     for engine in (NativeEngine(), PlainEngine()):
-        stopped = _rows(_draw(engine, policy, tokenizer, replace(SAMPLING, stop=("b" + first,))))
+        stopped = _rows(draw(engine, replace(SAMPLING, stop=("b" + first,))))
         assert stopped[0] == (whole[0][0][:1], "stop")
 
 
 @pytest.mark.parametrize("engine", ENGINES[:2], ids=lambda e: type(e).__name__)
-def test_further_end_tokens_end_a_completion(
-    engine: RolloutEngine, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    whole = _rows(_draw(PlainEngine(), policy, tokenizer, SAMPLING))
+def test_further_end_tokens_end_a_completion(draw: Any, engine: RolloutEngine) -> None:
+    whole = _rows(draw(PlainEngine()))
     end = whole[0][0][4]
-    stopped = _rows(_draw(engine, policy, tokenizer, replace(SAMPLING, stop_token_ids=(end,))))
+    stopped = _rows(draw(engine, replace(SAMPLING, stop_token_ids=(end,))))
     for (ids, reason), (all_ids, why) in zip(stopped, whole, strict=True):
         assert (ids, reason) == ((all_ids[: all_ids.index(end) + 1], "stop") if end in all_ids else (all_ids, why))
 
 
 def test_the_continuous_batch_ends_at_the_same_tokens(
-    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    draw: Any, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     sampling = replace(SAMPLING, stop=("x", "7"))
-    expected = _rows(_draw(PlainEngine(), policy, tokenizer, sampling))
+    expected = _rows(draw(PlainEngine(), sampling))
     template = PromptTemplate(prefill="ab")
     stops = StopStrings.of(sampling, tokenizer, "ab")
     batch = ContinuousBatch(policy, eos_token_ids=[tokenizer.eos_token_id], max_rows=12, stops=stops)

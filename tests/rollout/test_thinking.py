@@ -1,5 +1,6 @@
 """Thinking budgets: every engine draws what a loop of whole forward passes draws, which feeds the end at the budget."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -50,15 +51,15 @@ def policy(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     return load_model(PolicyConfig(from_scratch={**TINY_POLICY, "initializer_range": 0.05}), tokenizer)
 
 
-def _draw(
-    engine: RolloutEngine,
-    policy: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    sampling: SamplingParams = SAMPLING,
-    template: PromptTemplate = TEMPLATE,
-) -> Samples:
-    sampler = CompletionSampler(engine=engine, template=template, tokenizer=tokenizer)
-    return sampler.sample(policy, PROMPTS, group_size=GROUP, sampling=sampling, seed=3, split="train", step=2)
+@pytest.fixture
+def draw(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Callable[..., Samples]:
+    def samples(
+        engine: RolloutEngine, sampling: SamplingParams = SAMPLING, template: PromptTemplate = TEMPLATE
+    ) -> Samples:
+        sampler = CompletionSampler(engine=engine, template=template, tokenizer=tokenizer)
+        return sampler.sample(policy, PROMPTS, group_size=GROUP, sampling=sampling, seed=3, split="train", step=2)
+
+    return samples
 
 
 def _keys() -> list[SampleKey]:
@@ -94,10 +95,10 @@ def _one_by_one(
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 @pytest.mark.parametrize("budget", [(4, 16), 7])
 def test_engines_draw_what_single_forward_passes_draw(
-    engine: RolloutEngine, budget: int, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    draw: Any, engine: RolloutEngine, budget: int, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     sampling = replace(SAMPLING, thinking_budget=budget)
-    samples = _draw(engine, policy, tokenizer, sampling)
+    samples = draw(engine, sampling)
     expected = _one_by_one(policy, tokenizer, sampling, TEMPLATE)
     rollout, kinds = samples.rollout, set()
     for i, (key, (tokens, written, logprobs, thought)) in enumerate(zip(_keys(), expected, strict=True)):
@@ -117,18 +118,20 @@ def test_engines_draw_what_single_forward_passes_draw(
 
 
 @pytest.mark.slow
-def test_a_process_of_its_own_draws_the_same(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    expected = _draw(_native("torch"), policy, tokenizer).rollout
+def test_a_process_of_its_own_draws_the_same(draw: Any) -> None:
+    expected = draw(_native("torch")).rollout
     engine = NativeChildEngine(threads=1)
     try:
-        found = _draw(engine, policy, tokenizer).rollout
+        found = draw(engine).rollout
     finally:
         engine.close()
     assert_same(found, expected)
 
 
-def test_a_served_sequence_draws_the_same(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    expected = _draw(PlainEngine(), policy, tokenizer).rollout
+def test_a_served_sequence_draws_the_same(
+    draw: Any, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    expected = draw(PlainEngine()).rollout
     end = TEMPLATE.thought(SAMPLING, tokenizer)
     assert end is not None
     ends = [*SAMPLING.stop_token_ids, int(tokenizer.eos_token_id)]
@@ -146,11 +149,9 @@ def test_a_served_sequence_draws_the_same(policy: PreTrainedModel, tokenizer: Pr
     assert list(drawn.values()) == rows_of(expected)
 
 
-def test_truncation_and_likeliest_tokens_are_recorded_where_the_policy_wrote(
-    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_truncation_and_likeliest_tokens_are_recorded_where_the_policy_wrote(draw: Any) -> None:
     sampling = replace(SAMPLING, top_k=5, sampling_mask=True, top_logprobs=3)
-    rollout = _draw(PlainEngine(), policy, tokenizer, sampling).rollout
+    rollout = draw(PlainEngine(), sampling).rollout
     for rows in (rollout, join_rollouts([rollout, rollout], 0)):
         assert rows.support is not None and rows.top_ids is not None and rows.top_logprobs is not None
         assert ((rows.support >= 0).sum(dim=2) == torch.where(rows.action_mask, 5, 0)).all()
@@ -160,24 +161,22 @@ def test_truncation_and_likeliest_tokens_are_recorded_where_the_policy_wrote(
         assert (chosen == rows.action_mask).all()
 
 
-def test_a_stop_string_may_begin_in_the_end_that_was_fed(
-    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_a_stop_string_may_begin_in_the_end_that_was_fed(draw: Any, tokenizer: PreTrainedTokenizerBase) -> None:
     template, sampling = PromptTemplate(thought_end="</think>#"), replace(SAMPLING, thinking_budget=3)
-    free = _draw(PlainEngine(), policy, tokenizer, sampling, template)
+    free = draw(PlainEngine(), sampling, template)
     close = tokenizer("</think>#", add_special_tokens=False).input_ids
     row = next(i for i in range(12) if not free.rollout.action_mask[i, 3] and int(free.rollout.lengths[i]) > 7)
     following = free.rollout.completion_ids[row, 3 + len(close)].item()
     stop = "#" + tokenizer.decode([following])
     for engine in (PlainEngine(), _native("torch")):
-        stopped = _draw(engine, policy, tokenizer, replace(sampling, stop=(stop,)), template).rollout
+        stopped = draw(engine, replace(sampling, stop=(stop,)), template).rollout
         assert (int(stopped.lengths[row]), stopped.finish_reasons[row]) == (4 + len(close), "stop")
 
 
-def test_a_prefilled_end_leaves_no_thought(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_prefilled_end_leaves_no_thought(draw: Any) -> None:
     template, sampling = PromptTemplate(prefill="<think></think>"), replace(SAMPLING, thinking_budget=3)
-    rollout = _draw(PlainEngine(), policy, tokenizer, sampling, template).rollout
-    free = _draw(PlainEngine(), policy, tokenizer, replace(sampling, thinking_budget=None), template).rollout
+    rollout = draw(PlainEngine(), sampling, template).rollout
+    free = draw(PlainEngine(), replace(sampling, thinking_budget=None), template).rollout
     assert torch.equal(rollout.completion_ids, free.completion_ids) and rollout.action_mask.sum() == free.lengths.sum()
     assert rollout.thoughts is not None and rollout.thoughts[:, 0].tolist() == [[0, 3]] * 12
 
@@ -221,7 +220,7 @@ def test_a_budget_must_leave_room_for_an_answer(tokenizer: PreTrainedTokenizerBa
     assert PromptTemplate().thought(replace(SAMPLING, thinking_budget=22), tokenizer) is not None
 
 
-def test_an_engine_that_ignores_limits_is_refused(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_an_engine_that_ignores_limits_is_refused(draw: Any) -> None:
     class Careless(PlainEngine):
         def generate(self, model: PreTrainedModel, request: GenerateRequest, **watching: Any) -> Rollout:
             longest = replace(request.sampling, max_completion_length=20)
@@ -232,7 +231,7 @@ def test_an_engine_that_ignores_limits_is_refused(policy: PreTrainedModel, token
             shorter = replace(request.sampling, max_completion_length=3)
             return super().generate(model, replace(request, sampling=shorter), **watching)
 
-    short = _draw(Short(), policy, tokenizer).rollout  # as one that grows its completions during a run
+    short = draw(Short()).rollout  # as one that grows its completions during a run
     assert short.lengths.max() == 3 and short.action_mask.sum() == short.completion_mask.sum()
     with pytest.raises(ValueError, match=r"Careless drew more tokens than request\.limits allows"):
-        _draw(Careless(), policy, tokenizer)
+        draw(Careless())

@@ -211,17 +211,10 @@ class _TurnsEngine(NativeEngine):
                 else:
                     self._slots = KernelTurns(kernel, model, rows=self._most)
             if isinstance(self._slots, KernelTurns):
-                return [self._draw_turn(self._slots, contexts, keys, monitor)]
+                ends, temperature = frozenset(monitor.eos), monitor.sampling.temperature
+                limits = zip(keys.tolist(), monitor.request.row_limits, strict=True)
+                draws = [Draw(key=key, temperature=temperature, limit=limit, ends=ends) for key, limit in limits]
+                return [self._slots.draw(contexts, draws, monitor.follow)]
             with torch.autocast(owners.device.type, enabled=False):
                 logits, order = self._slots.resume(contexts)
                 return [self._decode(self._slots, logits, keys, 0, monitor, order)]
-
-    def _draw_turn(
-        self, slots: KernelTurns, contexts: Sequence[Sequence[int]], keys: Tensor, monitor: DecodeMonitor
-    ) -> tuple[Tensor, Tensor]:
-        ends, temperature = frozenset(monitor.eos), monitor.sampling.temperature
-        draws = [
-            Draw(key=key, temperature=temperature, limit=limit, ends=ends)
-            for key, limit in zip(keys.tolist(), monitor.request.row_limits, strict=True)
-        ]
-        return slots.draw(contexts, draws, monitor.follow)

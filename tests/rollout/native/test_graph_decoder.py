@@ -43,29 +43,17 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[GraphDecoder]:
         ("qwen2", {"temperature": 0.0}),
         ("qwen2", {"eos": (6,)}),
         ("qwen3", {}),
+        ("qwen2", {"top_k": 5}),
+        ("qwen2", {"top_p": 0.8, "temperature": 1.3}),
+        ("qwen2", {"top_k": 5, "sampling_mask": True}),
+        ("qwen2", {"top_p": 0.5, "sampling_mask": True}),
+        ("qwen2", {"top_logprobs": 3}),
+        ("qwen2", {"limits": [[17], [1], [16]], "eos": ()}),
     ],
 )
 def test_draws_the_samples_of_the_plain_engine(graphs, family, how):
     """Of prompts of three lengths, with completions that end before and behind a look after 16 tokens."""
     model, keys = build_model(family).to(DEVICE), make_keys(3, 1)
-    ours = _generate(NativeEngine(), model, UNEVEN, keys, **how)
-    assert_same(ours, _generate(PlainEngine(), model, UNEVEN, keys, **how))
-    assert len(graphs) == 1
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        {"top_k": 5},
-        {"top_p": 0.8, "temperature": 1.3},
-        {"top_k": 5, "sampling_mask": True},
-        {"top_p": 0.5, "sampling_mask": True},
-        {"top_logprobs": 3},
-        {"limits": [[17], [1], [16]], "eos": ()},
-    ],
-)
-def test_what_else_a_request_asks_for(graphs, how):
-    model, keys = build_model("qwen2").to(DEVICE), make_keys(3, 1)
     ours = _generate(NativeEngine(), model, UNEVEN, keys, **how)
     assert_same(ours, _generate(PlainEngine(), model, UNEVEN, keys, **how))
     assert len(graphs) == 1
