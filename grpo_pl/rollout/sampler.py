@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
@@ -153,7 +154,9 @@ class CompletionSampler:
             prefix=self.template.prefill,
             thought=self.template.thought(sampling, self.tokenizer),
         )
-        return self.samples(prompts, self.generate(model, request, **watching), step)
+        # not by `generate`: from the training step to a drawn token are eight calls
+        generate = self.engine.generate if request.thought is None else partial(draw_completions, self.engine)
+        return self.samples(prompts, self._with_version(generate(model, request, **watching)), step)
 
     def prompt_ids(self, model: PreTrainedModel, prompts: Sequence[Problem], longest: int) -> list[list[int]]:
         """The tokens of each prompt.
@@ -173,7 +176,7 @@ class CompletionSampler:
 
     def generate(self, model: PreTrainedModel, request: GenerateRequest, **watching: Unpack[Watching]) -> Rollout:
         """The engine's completions, with the version of the weights that they were drawn from."""
-        return self._with_version(draw_completions(self.engine, model, request, **watching))
+        return self._with_version(self.engine.generate(model, request, **watching))
 
     def samples(self, prompts: Sequence[Problem], rollout: Rollout, step: int) -> Samples:
         """A rollout of single turns beside its texts."""
