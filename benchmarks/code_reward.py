@@ -1,24 +1,19 @@
 """Measures how many trivial programs CodeReward runs in a second: calls of a function, and inputs that are read.
 
-Prints one JSON line; ``--record`` also writes it to ``benchmarks/results``. All programs differ, since equal ones with
-equal tests are run once.
+All programs differ, since equal ones with equal tests are run once.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
 import statistics
 import time
-from datetime import date
-from pathlib import Path
 from typing import Any
+
+from common import parser_of, publish, surroundings
 
 from grpo_pl.rewards import CodeReward
 
-RESULTS = Path(__file__).resolve().parent / "results"
 CALL = json.dumps({"fn_name": "add", "inputs": [[1, 2], [30, 4]], "outputs": [3, 34]})
 READ = json.dumps({"inputs": ["1 2\n"], "outputs": ["3\n"]})
 PROGRAMS = {
@@ -39,35 +34,26 @@ def per_second(reward: CodeReward, tests: str, program: str, count: int, repeats
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--programs", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--record", action="store_true")
     options = parser.parse_args()
     reward = CodeReward(isolation="available", workers=options.workers)
     started = time.perf_counter()
     reward.start()
     record: dict[str, Any] = {
         "benchmark": "code_reward",
-        "cores": len(os.sched_getaffinity(0)),
-        "load": round(os.getloadavg()[0], 1),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
+        **surroundings("cpu"),
         "level": reward.level,
         "workers": options.workers,
         "start_s": round(time.perf_counter() - started, 2),
     }
     for name, (tests, program) in PROGRAMS.items():
         figures = per_second(reward, tests, program, options.programs, options.repeats)
-        record[f"{name}_per_s"] = {
-            "median": round(statistics.median(figures)), "all": [round(figure) for figure in figures]
-        }  # fmt: skip
+        record[f"{name}_per_s"] = {"median": round(statistics.median(figures)), "all": list(map(round, figures))}
     reward.close()
-    print(json.dumps(record))
-    if options.record:
-        file = RESULTS / f"{date.today()}-code-reward.json"
-        file.write_text(json.dumps(record, indent=2) + "\n")
+    publish(record, options.output)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ python benchmarks/cold_start.py --path HuggingFaceTB/SmolLM2-135M-Instruct --out
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
@@ -14,7 +13,8 @@ from typing import Any
 
 import torch
 import yaml
-from common import surroundings
+from common import parser_of, surroundings, write
+from runs import CONFIGS
 
 from grpo_pl.cli.answering import Answerer
 from grpo_pl.config.objects import read
@@ -22,7 +22,6 @@ from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.policy.loading import load_model, load_tokenizer
 from grpo_pl.training.module import GRPOModule
 
-CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 SHOWN = 4
 """Completions that a row of the record quotes."""
 
@@ -69,23 +68,20 @@ def measured(path: str, count: int, lora: bool, problems: int, settings: dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--path", default="HuggingFaceTB/SmolLM2-135M-Instruct")
     parser.add_argument("--counts", type=int, nargs="*", default=[0, 8, 32, 128])
     parser.add_argument("--lora-counts", type=int, nargs="*", default=[32])
     parser.add_argument("--steps", type=int, default=16, help="of 8 demonstrations each, whatever their number")
     parser.add_argument("--problems", type=int, default=100)
     parser.add_argument("--weights", default="", help="which weights these are, for the record")
-    parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     settings = {"steps": given.steps, "batch_size": 8}
-    rows = []
+    record: dict[str, Any] = {"weights": given.weights or given.path, "surroundings": surroundings("cpu"), "rows": []}
     for count, lora in [(k, False) for k in given.counts] + [(k, True) for k in given.lora_counts]:
-        rows.append(measured(given.path, count, lora, given.problems, settings))
-        print(json.dumps(rows[-1]), flush=True)
-        if given.output:
-            record = {"weights": given.weights or given.path, "surroundings": surroundings("cpu"), "rows": rows}
-            given.output.write_text(json.dumps(record, indent=1) + "\n")
+        record["rows"].append(measured(given.path, count, lora, given.problems, settings))
+        print(json.dumps(record["rows"][-1]), flush=True)
+        write(record, given.output)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,18 @@
-"""Shared parts of the speed benchmarks: cells, scripted lengths, interleaved timing, records."""
+"""Shared parts of the benchmarks: options, cells, scripted lengths, requests, interleaved timing, records."""
 
 from __future__ import annotations
 
 import argparse
 import gc
 import json
+import logging
 import os
 import platform
 import resource
+import socket
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -19,10 +22,13 @@ from typing import Any
 
 import psutil
 import torch
+from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-RESULTS = Path(__file__).resolve().parent / "results"
+from grpo_pl.files.writing import staged
+from grpo_pl.types import GenerateRequest, SampleKey, SamplingParams
+
 EOS, PAD = 1, 0
 MIB = 2**20
 
@@ -76,16 +82,7 @@ class Cell:
 
 SMALL = Cell(name="L2-h64-V512", layers=2, hidden=64, intermediate=256, vocabulary=512, heads=4, key_heads=2)
 MEDIUM = Cell(name="L4-h256-V2048", layers=4, hidden=256, intermediate=1024, vocabulary=2048, heads=4, key_heads=2)
-SHORT = Cell(
-    name="L4-h256-V2048-64+64",
-    layers=4,
-    hidden=256,
-    intermediate=1024,
-    vocabulary=2048,
-    heads=4,
-    key_heads=2,
-    completion_tokens=64,
-)
+SHORT = replace(MEDIUM, name="L4-h256-V2048-64+64", completion_tokens=64)
 HALF_BILLION = Cell(
     name="Qwen2.5-0.5B-shape",
     layers=24,
@@ -113,14 +110,31 @@ HALF_BILLION_SHORT = replace(
 CELLS = {cell.name: cell for cell in (SMALL, MEDIUM, SHORT, HALF_BILLION, HALF_BILLION_SHORT)}
 
 
-def shape_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments that choose cells and change the size of their batch."""
+def parser_of(description: str | None, *, goes_on: bool = False) -> argparse.ArgumentParser:
+    """A parser with the option ``--output``.
+
+    Args:
+        description: the docstring of the benchmark.
+        goes_on: a further call adds to the record, which therefore has to be named.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    told = "the record, which a further call goes on with" if goes_on else "file for the record, which is printed, too"
+    parser.add_argument("--output", type=Path, required=goes_on, help=told)
+    return parser
+
+
+def machine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments that choose the device and the number of threads."""
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+
+
+def shape_arguments(parser: argparse.ArgumentParser) -> None:
+    """`machine_arguments`, and those that choose cells and change the size of their batch."""
+    machine_arguments(parser)
     parser.add_argument("--cells", nargs="+", choices=list(CELLS), help="all of the device's by default")
     parser.add_argument("--rows", type=int, nargs="+", help="completions of a rollout, instead of the cell's")
     parser.add_argument("--tokens", type=int, help="most tokens of a completion, instead of the cell's")
-    parser.add_argument("--output", type=Path, help="file for the record, besides the last line printed")
 
 
 def chosen_cells(arguments: argparse.Namespace, on_cpu: Sequence[Cell]) -> list[Cell]:
@@ -178,6 +192,60 @@ class ScriptedLengths(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         return force_lengths(scores, self.lengths, input_ids.shape[1] - self.prompt_tokens, limit=self.limit)
+
+
+def keys_of(prompts: int, group: int, *, step: int = 0, seed: int = 0) -> list[list[SampleKey]]:
+    """Names of ``group`` samples of each of the prompts 0, 1 …"""
+    return [
+        [SampleKey(seed=seed, split="train", step=step, attempt=0, prompt_id=p, sample=g) for g in range(group)]
+        for p in range(prompts)
+    ]
+
+
+def request_of(
+    prompt_ids: Sequence[Sequence[int]], group: int, tokens: int, *, eos: Sequence[int] = (), seed: int = 0
+) -> GenerateRequest:
+    """``group`` completions of each prompt, of ``tokens`` tokens unless one of ``eos`` ends them."""
+    return GenerateRequest(
+        prompt_ids=prompt_ids,
+        keys=keys_of(len(prompt_ids), group, seed=seed),
+        sampling=SamplingParams(max_completion_length=tokens),
+        eos_token_ids=eos,
+        pad_token_id=PAD,
+    )
+
+
+def be_quiet() -> None:
+    """Silences the warnings and messages of libraries in this process."""
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+
+def bare_trainer(watch: Callback, device: str = "cpu", **options: Any) -> Trainer:
+    """A Trainer that does nothing but train, in float32 unless ``options`` say otherwise."""
+    return Trainer(
+        accelerator="gpu" if device == "cuda" else "cpu",
+        devices=1,
+        **{"precision": "32-true", **options},
+        max_epochs=1,
+        limit_val_batches=0,
+        num_sanity_val_steps=0,
+        callbacks=[watch],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        inference_mode=False,
+    )
+
+
+BARE_TRL: Mapping[str, Any] = {
+    "report_to": [],
+    "logging_strategy": "no",
+    "save_strategy": "no",
+    "disable_tqdm": True,
+}
+"""Options of TRL's ``GRPOConfig`` with which its trainer does nothing but train."""
 
 
 def interleaved(arms: Mapping[str, Callable[[], object]], *, repetitions: int, device: str) -> dict[str, list[float]]:
@@ -272,10 +340,29 @@ def processor() -> str:
     return f"{facts['model name']}, family {facts.get('cpu family')}, model {facts.get('model')}"
 
 
-def publish(record: dict[str, Any], output: Path | None) -> None:
-    """Writes the record to ``output`` and prints it as the last line."""
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def read_runs(record: Path) -> list[dict[str, Any]]:
+    """The runs of a record that is gone on with; none where there is no file yet."""
+    runs: list[dict[str, Any]] = json.loads(record.read_text())["runs"] if record.is_file() else []
+    return runs
+
+
+def write(record: Mapping[str, Any], output: Path | None) -> None:
+    """Writes the record, whole or not at all, where a file is given; a benchmark that is ended leaves what it has."""
     if output is not None:
-        output.write_text(json.dumps(record, indent=2) + "\n")
+        with staged(output) as file:
+            file.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def publish(record: Mapping[str, Any], output: Path | None) -> None:
+    """Writes the record to ``output`` and prints it as the last line."""
+    write(record, output)
     print(json.dumps(record), flush=True)
 
 

@@ -6,13 +6,11 @@ its rollouts were faster than torch's in the median of the repetitions, as they 
 
 from __future__ import annotations
 
-import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 import torch
-from common import Cell, interleaved, publish, ratio, summary, surroundings
+from common import Cell, interleaved, parser_of, publish, ratio, summary, surroundings
 from rollout import drawn
 
 from grpo_pl.rollout.native.decode_kernel import DecodeKernel, built_kernels
@@ -47,27 +45,23 @@ def gigaflops(kernel: DecodeKernel, cell: Cell, repetitions: int) -> float:
         (cell.hidden, 2 * cell.intermediate),
         (cell.intermediate, cell.hidden),
     ]
+    work = {f"{inputs} {outputs}": ROWS * inputs * outputs for inputs, outputs in shapes}
+    times = {name: max(1, 20_000_000 // size) for name, size in work.items()}
     arms = {}
-    for inputs, outputs in shapes:
+    for (name, count), (inputs, outputs) in zip(times.items(), shapes, strict=True):
         product = kernel.product(torch.randn(outputs, inputs), torch.randn(ROWS, inputs))
-        times = max(1, 20_000_000 // (ROWS * inputs * outputs))
-        arms[f"{inputs} {outputs}"] = lambda product=product, times=times: [product() for _ in range(times)]
+        arms[name] = lambda product=product, count=count: [product() for _ in range(count)]
     seconds = interleaved(arms, repetitions=repetitions, device="cpu")
-    spent, done = 0.0, 0
-    for inputs, outputs in shapes:
-        times = max(1, 20_000_000 // (ROWS * inputs * outputs))
-        spent += summary(seconds[f"{inputs} {outputs}"])["median"] / times
-        done += 2 * ROWS * inputs * outputs
-    return round(done / spent / 1e9, 1)
+    spent = sum(summary(seconds[name])["median"] / times[name] for name in work)
+    return round(2 * sum(work.values()) / spent / 1e9, 1)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--widths", type=int, nargs="+", default=list(WIDTHS))
     parser.add_argument("--kernels", nargs="+", choices=list(built_kernels()), default=list(built_kernels()))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--output", type=Path, help="file for the record, besides the last line printed")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     record: dict[str, Any] = {"benchmark": "decoders", **surroundings("cpu"), "rule": WIDEST, "widths": {}}

@@ -11,13 +11,11 @@ A finished probe is a line of the record at once; a probe that is there is not r
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -26,19 +24,14 @@ from typing import Any
 
 import yaml
 from common import processor
+from runs import GRPO_PL, metric_rows, numbers
 
 from grpo_pl.training.defaults import demonstration_rate, peak_rate
 
 TASKS = (
-    "gcd",
-    "number_sorting",
-    "count_bits",
-    "string_insertion",
-    "simple_equations",
-    "chain_sum",
-    "spell_backward",
+    "gcd", "number_sorting", "count_bits", "string_insertion", "simple_equations", "chain_sum", "spell_backward",
     "letter_counting",
-)
+)  # fmt: skip
 SIZES = {"64x2": (64, 2), "96x3": (96, 3), "128x3": (128, 3)}
 """Width and layers, by a name that says them: a record goes on by it."""
 FACTORS = (0.3, 1.0, 3.0)
@@ -57,7 +50,7 @@ def write_task(task: str, size: str, folder: Path) -> tuple[Path, int]:
     """The configuration of a task at a size, and the number of parameters of its blocks and embeddings, about."""
     made = folder / f"{task}_{size}"
     if not made.exists():
-        command = [sys.executable, "-m", "grpo_pl", "new", str(made), f"--from=reasoning_gym:{task}"]
+        command = [*GRPO_PL, "new", str(made), f"--from=reasoning_gym:{task}"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment(folder))
         config = yaml.safe_load((made / "config.yaml").read_text())
         width, layers = SIZES[size]
@@ -102,7 +95,7 @@ def run(probe: dict[str, Any], folder: Path) -> dict[str, Any]:
     output.parent.mkdir(parents=True, exist_ok=True)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "grpo_pl", *command],
+            [*GRPO_PL, *command],
             env=environment(folder),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -132,16 +125,14 @@ def _validated(file: Path) -> dict[str, float]:
 
 
 def _fitted(run_folder: Path) -> dict[str, float]:
-    with (run_folder / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    held_out = [float(row["val/pass@1"]) for row in rows if row.get("val/pass@1")]
-    steps = [row for row in rows if row.get("step_time")]
+    held_out = numbers(metric_rows(run_folder, "val/pass@1"), "val/pass@1", 9)
+    steps = metric_rows(run_folder, "step_time")
     return {
         "before": held_out[0],
         "after": held_out[-1],
         "gain": round(held_out[-1] - held_out[0], 4),
         "equal_groups": float(steps[0].get("frac_reward_zero_std") or "nan"),
-        "step_s": round(statistics.median(float(row["step_time"]) for row in steps), 2),
+        "step_s": round(statistics.median(numbers(steps, "step_time")), 2),
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import logging
@@ -15,9 +14,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
-from common import MEDIUM, SMALL, Cell, interleaved, publish, ratio, summary, surroundings
+from common import (
+    BARE_TRL,
+    MEDIUM,
+    SMALL,
+    Cell,
+    interleaved,
+    keys_of,
+    memory_in_use,
+    parser_of,
+    publish,
+    ratio,
+    request_of,
+    summary,
+    surroundings,
+)
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_pl.environments import Environment, EnvironmentPool
@@ -32,7 +44,7 @@ from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.episodes import run_episodes
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
-from grpo_pl.types import GenerateRequest, Problem, Rollout, SampleKey, SamplingParams
+from grpo_pl.types import Problem, Rollout, SamplingParams
 
 TURNS, ACTION, OBSERVATION = 8, 8, 48
 """Turns of an episode, and tokens of an action and of an observation."""
@@ -80,13 +92,6 @@ class Clocked(NativeEngine):
         return engine
 
 
-def keys_of(prompts: int, group: int, step: int = 0) -> list[list[SampleKey]]:
-    return [
-        [SampleKey(seed=0, split="train", step=step, attempt=0, prompt_id=p, sample=g) for g in range(group)]
-        for p in range(prompts)
-    ]
-
-
 @dataclass
 class Task:
     """Episodes whose actions all have the same number of tokens: nothing that the policy may draw ends one."""
@@ -114,7 +119,7 @@ class Task:
             dialogue=self.dialogue,
             pool=self.pool,
             problems=self.problems,
-            keys=keys_of(self.cell.prompts, self.cell.group, step),
+            keys=keys_of(self.cell.prompts, self.cell.group, step=step),
             sampling=SamplingParams(max_completion_length=ACTION),
             limits=EpisodeSettings(max_turns=self.turns),
         )
@@ -148,15 +153,8 @@ def last_turn(cell: Cell, repetitions: int) -> dict[str, Any]:
     rollout = task.play(NativeEngine())
     begin = (TURNS - 1) * (ACTION + OBSERVATION)
     contexts = torch.cat([rollout.prompt_ids, rollout.completion_ids[:, :begin]], dim=1).tolist()
-    keys = keys_of(cell.prompts, cell.group)
-    shared = GenerateRequest(
-        prompt_ids=contexts[:: cell.group],
-        keys=keys,
-        sampling=SamplingParams(max_completion_length=ACTION),
-        eos_token_ids=[],
-        pad_token_id=0,
-    )
-    apart = replace(shared, prompt_ids=contexts, keys=[[key] for group in keys for key in group])
+    shared = request_of(contexts[:: cell.group], cell.group, ACTION)
+    apart = replace(shared, prompt_ids=contexts, keys=[[key] for group in shared.keys for key in group])
     arms = {
         "episodes": lambda: task.play(clocked),
         "single_turn_shared": lambda: NativeEngine().generate(task.model, shared),
@@ -164,26 +162,22 @@ def last_turn(cell: Cell, repetitions: int) -> dict[str, Any]:
     }
     seconds = interleaved(arms, repetitions=repetitions, device="cpu")
     last = clocked.seconds[TURNS - 1 :: TURNS][1:]  # the first repetition warms up
-    drawn = cell.rows * ACTION
+    turns = {"last_turn": last, **{name: seconds[name] for name in ("single_turn_shared", "single_turn_apart")}}
+    each = 1e6 / (cell.rows * ACTION)
     return {
         "context_tokens": len(contexts[0]),
-        "microseconds_per_token": {
-            "last_turn": round(1e6 * summary(last)["median"] / drawn, 1),
-            "single_turn_shared": round(1e6 * summary(seconds["single_turn_shared"])["median"] / drawn, 1),
-            "single_turn_apart": round(1e6 * summary(seconds["single_turn_apart"])["median"] / drawn, 1),
-        },
-        "last_turn_over_single_turn_shared": round(1 / ratio(seconds["single_turn_shared"], last), 2),
-        "last_turn_over_single_turn_apart": round(1 / ratio(seconds["single_turn_apart"], last), 2),
+        "microseconds_per_token": {name: round(each * summary(took)["median"], 1) for name, took in turns.items()},
+        **{f"last_turn_over_{name}": round(1 / ratio(turns[name], last), 2) for name in list(turns)[1:]},
     }
 
 
 def memory(cell: Cell, steps: int) -> dict[str, Any]:
     """Resident memory while steps follow each other, each with keys of its own."""
-    task, process, resident = Task(cell, TURNS), psutil.Process(), list[float]()
+    task, resident = Task(cell, TURNS), list[float]()
     for step in range(steps):
         task.play(NativeEngine(), step)
         gc.collect()
-        resident.append(process.memory_info().rss / 2**20)
+        resident.append(memory_in_use("cpu"))
     quarter = max(1, steps // 4)
     return {
         "cell": cell.name,
@@ -308,10 +302,7 @@ def against_trl(cell: Cell, repetitions: int, learning_steps: int) -> dict[str, 
                 beta=0.0,
                 use_cpu=True,
                 bf16=False,
-                report_to=[],
-                logging_strategy="no",
-                save_strategy="no",
-                disable_tqdm=True,
+                **BARE_TRL,
             ),
         )
         theirs, measured = trainer._generate, dict[str, Any]()
@@ -359,13 +350,12 @@ def against_trl(cell: Cell, repetitions: int, learning_steps: int) -> dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200, help="steps over which memory is watched")
     parser.add_argument("--learning-steps", type=int, default=120, help="of the policy that calls tools")
     parser.add_argument("--parts", default="kept,last_turn,memory,trl")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.getLogger("transformers").setLevel(logging.ERROR)

@@ -18,13 +18,12 @@ of these that exists:
 
 ``math_verify_policies.jsonl`` lists the pairs on which ``MathReward`` differs from the suite on purpose, by test and
 place, with the policy. ``--common`` takes a file of another suite with the same pairs, such as lighteval's
-``tests/unit/metrics/test_extractive_match.py``, and counts agreement on those that both have. ``--record`` writes the
-figures to a file. The exit status is 1 if agreement is below the floors.
+``tests/unit/metrics/test_extractive_match.py``, and counts agreement on those that both have. The exit status is 1 if
+agreement is below the floors.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import json
 import math
@@ -36,6 +35,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from common import parser_of, publish
 from math_verify import parse, verify
 
 from grpo_pl.rewards import MathReward
@@ -110,10 +110,9 @@ def plain_verdict(gold: str, answer: str) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("tests", type=Path, help="folder of Math-Verify's tests")
     parser.add_argument("--common", type=Path, help="file of another suite, such as lighteval's")
-    parser.add_argument("--record", type=Path, help="file for the figures")
     parser.add_argument("--show", action="store_true", help="print the text of the pairs that differ")
     options = parser.parse_args()
     policies = {row["pair"]: row["policy"] for row in map(json.loads, POLICIES.read_text().splitlines())}
@@ -135,6 +134,7 @@ def main() -> int:
     outside = [agree for pair, agree in zip(pairs, ours, strict=True) if pair.key not in policies]
     idle = sorted(policies.keys() - {pair.key for pair, agree in zip(pairs, ours, strict=True) if not agree})
     result: dict[str, Any] = {
+        "benchmark": "math_verify_suite",
         "pairs": len(pairs),
         "agreement": round(sum(ours) / len(pairs), 4),
         "agreement_outside_policies": round(sum(outside) / len(outside), 4),
@@ -149,9 +149,7 @@ def main() -> int:
         common = [places[other] for other in others if other in places]
         result |= {"common_pairs": len(common), "common_agreement": sum(ours[i] for i in common)}
         result["common_plain_math_verify"] = sum(plain[i] for i in common)
-    print(json.dumps(result))
-    if options.record:
-        options.record.write_text(json.dumps({"benchmark": "math_verify_suite", **result}, indent=2) + "\n")
+    publish(result, options.output)
     good = result["agreement"] >= FLOOR_OVERALL and result["agreement_outside_policies"] >= FLOOR_OUTSIDE_POLICIES
     return 0 if good and not idle else 1
 

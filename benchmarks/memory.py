@@ -11,11 +11,19 @@ import json
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
-from common import MIB, forget_memory, most_memory, publish, surroundings, synchronise
+from common import (
+    MIB,
+    forget_memory,
+    machine_arguments,
+    most_memory,
+    parser_of,
+    publish,
+    surroundings,
+    synchronise,
+)
 
 from grpo_pl.functional.gemm import FastLinear
 from grpo_pl.functional.logprobs import TaughtTokens, head_scores, token_entropy, token_logprobs
@@ -67,16 +75,14 @@ def shape(text: str) -> tuple[int, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser = parser_of(__doc__)
+    machine_arguments(parser)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of states and weight")
     parser.add_argument(
         "--grid", type=shape, nargs="+", default=GRID, metavar="TOKENSxVOCABULARY", help="by default five of them"
     )
     parser.add_argument("--materialised-limit-gib", type=float, default=4.0, help="logits above this are not tried")
-    parser.add_argument("--output", type=Path, help="file for the record, besides the last line printed")
     parser.add_argument("--one", nargs=3, metavar=("WAY", "TOKENS", "VOCABULARY"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

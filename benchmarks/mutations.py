@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shlex
@@ -18,7 +17,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from common import publish, surroundings
+from common import parser_of, publish, surroundings
 
 ROOT = Path(__file__).resolve().parents[1]
 _TIMEOUT_S = 300
@@ -183,21 +182,17 @@ def _copy(folder: Path) -> Path:
 
 def _tested(root: Path, tests: str) -> tuple[int, str]:
     """Exit status of the tests, 124 if they come to no end, and the first one that failed."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-n0",
-        "-p",
-        "no:cacheprovider",
-        "--tb=no",
-        *shlex.split(tests),
-    ]
+    options = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "--tb=no", *shlex.split(tests)]
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     try:
-        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *options],
+            cwd=root,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+        )
     except subprocess.TimeoutExpired:
         return 124, "no end"
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
@@ -217,21 +212,22 @@ def tried(mutations: Sequence[Mutation], jobs: int) -> list[dict[str, Any]]:
         for number in range(jobs):
             copies.put(_copy(Path(folder) / str(number)))
 
-        def without(tests: str) -> tuple[int, str]:
+        @contextmanager
+        def a_copy() -> Iterator[Path]:
             root = copies.get()
             try:
-                return _tested(root, tests)
+                yield root
             finally:
                 copies.put(root)
 
+        def without(tests: str) -> tuple[int, str]:
+            with a_copy() as root:
+                return _tested(root, tests)
+
         def with_fault(mutation: Mutation) -> dict[str, Any]:
-            root = copies.get()
-            try:
-                file = mutation.file(root).relative_to(root)
-                with mutation.applied(root):
-                    status, by = _tested(root, mutation.tests)
-            finally:
-                copies.put(root)
+            with a_copy() as root, mutation.applied(root):
+                status, by = _tested(root, mutation.tests)
+            file = mutation.file(ROOT).relative_to(ROOT)
             print("caught" if status else "MISSED", mutation.area, file, repr(mutation.new), by, flush=True)
             return {"area": mutation.area, "file": str(file), "new": mutation.new, "caught": status != 0, "by": by}
 
@@ -244,10 +240,9 @@ def tried(mutations: Sequence[Mutation], jobs: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--area", choices=sorted({mutation.area for mutation in MUTATIONS}), help="only these faults")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="faults that are tried at the same time")
-    parser.add_argument("--output", type=Path, help="file for the record, besides the last line printed")
     arguments = parser.parse_args()
     rows = tried([one for one in MUTATIONS if arguments.area in (None, one.area)], arguments.jobs)
     missed = [row for row in rows if not row["caught"]]

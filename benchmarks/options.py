@@ -2,44 +2,32 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from common import HALF_BILLION, MEDIUM, PAD, SMALL, Cell, interleaved, publish, ratio, summary, surroundings
+from common import (
+    HALF_BILLION,
+    MEDIUM,
+    SMALL,
+    Cell,
+    interleaved,
+    machine_arguments,
+    parser_of,
+    publish,
+    ratio,
+    summary,
+    surroundings,
+)
+from rollout import drawn
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.types import GenerateRequest, SampleKey, SamplingParams
-
-
-def rollout(model: PreTrainedModel, cell: Cell) -> Callable[[], None]:
-    """All completions of the cell, at full length."""
-    keys = [
-        [SampleKey(seed=0, split="train", step=0, attempt=0, prompt_id=p, sample=i) for i in range(cell.group)]
-        for p in range(cell.prompts)
-    ]
-
-    def run() -> None:
-        NativeEngine().generate(
-            model,
-            GenerateRequest(
-                prompt_ids=cell.prompt_ids(),
-                keys=keys,
-                sampling=SamplingParams(max_completion_length=cell.completion_tokens),
-                eos_token_ids=[],
-                pad_token_id=PAD,
-            ),
-        )
-
-    return run
 
 
 def tokens(cell: Cell, device: str) -> tuple[Tensor, Tensor]:
@@ -83,9 +71,8 @@ def padded_update(trunk: Callable[..., Any], cell: Cell, device: str) -> Callabl
 def measure(cell: Cell, device: str, repetitions: int) -> dict[str, Any]:
     wide = replace(cell, dtype="float32").model(device)
     narrow = replace(cell, dtype="bfloat16").model(device)
-    rollouts = interleaved(
-        {"float32": rollout(wide, cell), "bfloat16": rollout(narrow, cell)}, repetitions=repetitions, device=device
-    )
+    draws = {"float32": drawn(NativeEngine(), wide, cell), "bfloat16": drawn(NativeEngine(), narrow, cell)}
+    rollouts = interleaved(draws, repetitions=repetitions, device=device)
     wide.train(), narrow.train()
     updates = interleaved(
         {"float32": update(wide, cell, device), "bfloat16": update(narrow, cell, device)},
@@ -114,11 +101,9 @@ def measure(cell: Cell, device: str, repetitions: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser = parser_of(__doc__)
+    machine_arguments(parser)
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--output", type=Path, help="file for the record, besides the last line printed")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     record: dict[str, Any] = {"benchmark": "options", **surroundings(arguments.device), "cells": []}

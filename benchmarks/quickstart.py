@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
-import csv
 import json
 import os
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from common import processor
+from common import parser_of, publish, surroundings
 from lightning.pytorch.loops import _EvaluationLoop
+from runs import CONFIGS, fit, numbers, seeds_of
 
 from grpo_pl.training.cold_start import ColdStart
 
-CONFIG = Path(__file__).resolve().parents[1] / "configs" / "quickstart.yaml"
 PARTS = "GRPO_PL_BENCHMARK_PARTS"
 """Environment variable: the file that `NoteParts` writes."""
 OF_STEPS = {
@@ -60,45 +55,32 @@ class NoteParts(pl.Callback):
 
 def run(seed: int, folder: Path, extra: list[str]) -> dict[str, Any]:
     """Runs one `grpo-pl fit`, cold start included, in a new process with an empty cache."""
-    seeds = [
-        f"--seed_everything={seed}",
-        f"--model.policy.init_seed={seed}",
-        f"--model.cold_start.seed={seed}",
-        f"--data.source.init_args.seed={seed}",
-    ]
-    command = [sys.executable, "-m", "grpo_pl", "fit", f"--config={CONFIG}", f"--runs_dir={folder}", *seeds, *extra]
-    environment = {
-        **os.environ,
-        "GRPO_PL_CACHE": str(folder / "cache"),
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
-        PARTS: str(folder / "parts.json"),
-    }
-    command.append("--trainer.callbacks+=quickstart.NoteParts")
-    start, used = time.time(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
-    end, now = time.time(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    noted = json.loads((folder / "parts.json").read_text())
-    with (folder / "quickstart" / "metrics.csv").open(newline="") as file:
-        lines = list(csv.DictReader(file))
-    rows = [row for row in lines if row.get("val/pass@1")]
+    file, path = folder / "parts.json", [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    options = [*seeds_of(seed), *extra, "--trainer.callbacks+=quickstart.NoteParts"]
+    variables = {"PYTHONPATH": os.pathsep.join(path), PARTS: str(file)}
+    start = time.time()
+    done = fit(CONFIGS / "quickstart.yaml", folder, *options, variables=variables)
+    end, noted = time.time(), json.loads(file.read_text())
+    rows, held_out = done.rows("step"), done.rows("val/pass@1")
+    sampled, greedy = numbers(held_out, "val/pass@1", 9), numbers(held_out, "val/greedy", 9)
     parts = {
         "start": noted["begun"] - start - noted["cold start"],  # from the command to the first validation
         "cold start": noted["cold start"],
-        **{part: sum(float(row.get(key) or 0.0) for row in lines for key in keys) for part, keys in OF_STEPS.items()},
+        **{part: sum(float(row.get(key) or 0.0) for row in rows for key in keys) for part, keys in OF_STEPS.items()},
         "validation": noted["validation"],
         "report": end - noted["ended"],  # with the export
     }
     parts["rest"] = end - start - sum(parts.values())  # metrics, callbacks, checkpoints
     return {
         "seed": seed,
-        "seconds": round(end - start, 1),
+        "seconds": round(done.seconds, 1),
         "parts": {part: round(value, 2) for part, value in parts.items()},
-        "cpu_seconds": round(now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime, 1),
-        "pass@1_before": float(rows[0]["val/pass@1"]),
-        "pass@1_after": float(rows[-1]["val/pass@1"]),
-        "greedy_before": float(rows[0]["val/greedy"]),
-        "greedy_after": float(rows[-1]["val/greedy"]),
-        "well_formed_at_the_end": round(well_formed(folder / "quickstart" / "completions.jsonl"), 4),
+        "cpu_seconds": round(done.cpu_seconds, 1),
+        "pass@1_before": sampled[0],
+        "pass@1_after": sampled[-1],
+        "greedy_before": greedy[0],
+        "greedy_after": greedy[-1],
+        "well_formed_at_the_end": round(well_formed(done.folder / "completions.jsonl"), 4),
     }
 
 
@@ -111,28 +93,17 @@ def well_formed(completions: Path, rollouts: int = 20) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--output", type=Path, help="file for the record, besides the last line printed")
     arguments, extra = parser.parse_known_args()  # the others are options of the fit
-    results = []
+    record: dict[str, Any] = {"benchmark": "quickstart", **surroundings("cpu"), "options": extra, "runs": []}
     for seed in arguments.seeds:
         with tempfile.TemporaryDirectory() as folder:
-            results.append(run(seed, Path(folder), extra))
-        print(json.dumps(results[-1]), flush=True)
-    record = {
-        "benchmark": "quickstart",
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": f"{os.cpu_count()} cores, {processor()}",
-        "versions": {name: version(name) for name in ("torch", "transformers", "lightning")},
-        "options": extra,
-        # of the largest process of all runs, which is the training process; reward workers are not included
-        "peak_gib": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20, 2),
-        "runs": results,
-    }
-    if arguments.output:
-        arguments.output.write_text(json.dumps(record, indent=2) + "\n")
-    print(json.dumps(record))
+            record["runs"].append(run(seed, Path(folder), extra))
+        print(json.dumps(record["runs"][-1]), flush=True)
+    # of the largest process of all runs, which is the training process; reward workers are not included
+    record["peak_gib"] = round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20, 2)
+    publish(record, arguments.output)
 
 
 if __name__ == "__main__":

@@ -5,24 +5,22 @@ PYTHONPATH for all three."""
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import ClassVar
 
 import ray
 import torch
-from common import Cell, interleaved, publish, summary, surroundings
+from common import Cell, interleaved, parser_of, publish, request_of, summary, surroundings
 from transformers import PreTrainedModel
 
 from grpo_pl.rollout.copy_engine import CopyEngine
 from grpo_pl.rollout.engine import ProgressFn
 from grpo_pl.rollout.native.child import NativeChildEngine, NativeWorker
 from grpo_pl.rollout.ray import RayEngine
-from grpo_pl.types import GenerateRequest, Rollout, SampleKey, SamplingParams
+from grpo_pl.types import GenerateRequest, Rollout
 
 CELL = Cell(name="100M", layers=9, hidden=768, intermediate=3072, vocabulary=19_500, heads=12, key_heads=12)
 
@@ -44,9 +42,7 @@ class TakingEngine(NativeChildEngine):
 
 def draws(engine: CopyEngine, model: PreTrainedModel, *, pushed: bool) -> Callable[[], None]:
     """Asks for a rollout, after a push or without one."""
-    key = SampleKey(seed=0, split="train", step=0, attempt=0, prompt_id=0, sample=0)
-    sampling = SamplingParams(max_completion_length=1)
-    one = GenerateRequest(prompt_ids=[[5]], keys=[[key]], sampling=sampling, eos_token_ids=[], pad_token_id=0)
+    one = request_of([[5]], group=1, tokens=1)
 
     def draw() -> None:
         if pushed:
@@ -57,10 +53,9 @@ def draws(engine: CopyEngine, model: PreTrainedModel, *, pushed: bool) -> Callab
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--address", default="127.0.0.1:6380")
     parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("--output", type=Path, help="file for the record, besides the last line printed")
     arguments = parser.parse_args()
     model = CELL.model("cpu")
     engine = RayEngine(engine=TakingEngine(), address=arguments.address)

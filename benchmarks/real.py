@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import multiprocessing
 import shlex
 import shutil
@@ -27,7 +26,6 @@ import statistics
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -39,7 +37,19 @@ from typing import Any, Literal, Protocol
 
 import torch
 import yaml
-from common import forget_memory, most_memory, publish, ratio, summary, surroundings
+from common import (
+    BARE_TRL,
+    bare_trainer,
+    be_quiet,
+    forget_memory,
+    most_memory,
+    publish,
+    ratio,
+    read_runs,
+    summary,
+    surroundings,
+    write,
+)
 from lightning.pytorch import Callback, LightningModule, Trainer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback
 
@@ -47,7 +57,6 @@ from grpo_pl.config.objects import read
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.data.tasks.word_problems import WordProblems
 from grpo_pl.evaluation.held_out import grade
-from grpo_pl.files.writing import staged
 from grpo_pl.functional.gemm import multiplies_bfloat16
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.gguf_files import as_folder
@@ -200,20 +209,7 @@ def train_ours(
         seed=work.seed,
     )
     data = RolloutDataModule(WordProblems(**PROBLEMS), steps=work.steps, prompts_per_step=work.prompts)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=1,
-        precision=precision,
-        max_epochs=1,
-        limit_val_batches=0,
-        num_sanity_val_steps=0,
-        callbacks=[OurSteps(watch, folder)],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        inference_mode=False,
-    )
+    trainer = bare_trainer(OurSteps(watch, folder), precision=precision)
     trainer.fit(module, data, ckpt_path=start, weights_only=True)
 
 
@@ -250,11 +246,8 @@ class TrlSteps(TrainerCallback):
             seed=work.seed,
             shuffle_dataset=False,  # so that the problems of a step are ours
             use_cpu=True,
-            report_to=[],
-            logging_strategy="no",
-            save_strategy="no",  # `on_step_end` asks for checkpoints
-            save_total_limit=1,
-            disable_tqdm=True,
+            save_total_limit=1,  # of the checkpoints that `on_step_end` asks for
+            **BARE_TRL,
             **options,
         )
         rows = [problem for step in self._problems for problem in step]
@@ -354,8 +347,7 @@ def tuned_options(work: Work) -> dict[str, Any]:
 def train(contender: str, work: Work, watch: Watch, folder: Path, start: Path | None = None) -> None:
     """All steps of a contender in this process, after those before the checkpoint ``start``."""
     torch.set_num_threads(work.threads)
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    be_quiet()
     if contender in OURS:
         skip, precision = OURS[contender]
         train_ours(work, watch, folder, skip=skip, precision=precision, start=start)
@@ -487,8 +479,7 @@ def steps(arguments: argparse.Namespace, work: Work, record: dict[str, Any]) -> 
             print(json.dumps({"round": number + 1, "contender": name, **found[name][-1]}), flush=True)
         longest = max(longest, time.monotonic() - start)
         record |= compared(found)
-        if arguments.output is not None:
-            write(record, arguments.output)
+        write(record, arguments.output)
     for child in children.values():
         child.end()
     publish(record, arguments.output)
@@ -631,8 +622,7 @@ def of(run: Mapping[str, Any], contender: str, seed: int) -> bool:
 
 def curve(arguments: argparse.Namespace, work: Work, record: dict[str, Any]) -> None:
     output, contender = arguments.output, arguments.contender
-    before = json.loads(output.read_text()) if output.is_file() else {"runs": []}
-    runs: list[dict[str, Any]] = before["runs"]
+    runs = read_runs(output)
     if contender == "trl_tuned":
         if any(run["contender"] == contender for run in runs):  # the search is not made again
             found = next(run["work"] for run in runs if run["contender"] == contender)
@@ -663,15 +653,8 @@ def curve(arguments: argparse.Namespace, work: Work, record: dict[str, Any]) -> 
         )
         child.receive()
         child.end()
-        runs[:] = json.loads(output.read_text())["runs"]
-    write(record, output)
-    print(json.dumps(record), flush=True)
-
-
-def write(record: Mapping[str, Any], output: Path) -> None:
-    """All or nothing: an interrupted call leaves the record as it was."""
-    with staged(output) as file:
-        file.write_text(json.dumps(record, indent=2) + "\n")
+        runs[:] = read_runs(output)
+    publish(record, output)
 
 
 def parsed(command: Sequence[str]) -> argparse.Namespace:

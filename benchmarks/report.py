@@ -8,13 +8,11 @@ The run is made up, with every file that a real one leaves: metrics of 40 column
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import math
 import random
 import shutil
-import socket
 import statistics
 import subprocess
 import tempfile
@@ -23,7 +21,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from common import publish, surroundings
+from common import free_port, parser_of, publish, surroundings
 
 from grpo_pl.files.rows import json_line
 from grpo_pl.files.runs import RunFolder
@@ -227,9 +225,7 @@ class Chromium:
     """A fresh Chromium for every measurement, spoken to in plain WebDriver."""
 
     def __enter__(self) -> Chromium:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self._base = f"http://127.0.0.1:{port}"
         self._driver = subprocess.Popen(["chromedriver", f"--port={port}"], stdout=subprocess.DEVNULL)
         while True:
@@ -261,10 +257,9 @@ class Chromium:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--rollouts", type=int, default=10_000)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--output", type=Path, default=None, help="JSON file for the record")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run = made_up_run(Path(folder) / "long", rollouts=options.rollouts)

@@ -1,33 +1,29 @@
 """Measures the speed of MathReward: start of the pool, GRPO-shaped batches, all-distinct pairs, and batches with bombs
 (answers that would hang); and the share of rewards in a quickstart step.
 
-Prints one JSON line last; ``--record`` also writes it to ``benchmarks/results``. The in-process figure is math-verify
+The in-process figure is math-verify
 alone on the same pairs, without any limits; the difference is the cost of the sandbox.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import csv
 import importlib.util
-import json
 import os
-import platform
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from common import parser_of, publish, surroundings
+from runs import CONFIGS, fit, numbers
+
 from grpo_pl.rewards import FunctionReward, MathReward
 from grpo_pl.rewards.batch import score_completions
 
-ROOT = Path(__file__).resolve().parents[1]
 PROMPTS, GROUP = 64, 16
 SOFT_LIMIT_S = 1.0
 BOMBS = ["9^{9^{9^9}}", r"\binom{10^9}{5\cdot10^8}", "9^{9^{9^9}}+1", "(x+y+2)^{2000}"]
@@ -167,12 +163,9 @@ def three_naps_s() -> float:
 def share_of_quickstart() -> dict[str, float]:
     """Seconds of a quickstart step, and the time of rewards and of the watch (not part of the step) relative to it."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "grpo_pl", "fit", f"--config={ROOT / 'configs' / 'quickstart.yaml'}"]
-        command += [f"--runs_dir={folder}", "--trainer.limit_val_batches=0"]
-        subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
-        with (Path(folder) / "quickstart" / "metrics.csv").open(newline="") as file:
-            rows = [row for row in csv.DictReader(file) if row["step_time"]]
-    total = {key: sum(float(row[key]) for row in rows) for key in ("step_time", "time/reward", "time/watch")}
+        done = fit(CONFIGS / "quickstart.yaml", Path(folder), "--trainer.limit_val_batches=0")
+        rows = done.rows("step_time")
+    total = {key: sum(numbers(rows, key, 9)) for key in ("step_time", "time/reward", "time/watch")}
     return {
         "step_s": round(total["step_time"] / len(rows), 3),
         "reward_share": round(total["time/reward"] / total["step_time"], 4),
@@ -180,36 +173,17 @@ def share_of_quickstart() -> dict[str, float]:
     }
 
 
-def machine() -> dict[str, Any]:
-    """What the figures depend on beside the code."""
-    return {
-        "cores": os.cpu_count(),
-        "load_average_1min": round(os.getloadavg()[0], 2),
-        "python": platform.python_version(),
-        "math_verify": version("math-verify"),
-        "sympy": version("sympy"),
-    }
-
-
-def publish(result: dict[str, Any], date: str | None, name: str) -> None:
-    """Prints the result, and writes it to ``benchmarks/results`` if there is a date."""
-    if date:
-        path = Path(__file__).parent / "results" / f"{date}-{name}.json"
-        path.write_text(json.dumps({"date": date, **result}, indent=2) + "\n")
-    print(json.dumps(result))
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--repeats", type=int, default=5, help="batches per figure; the median counts")
-    parser.add_argument("--record", metavar="DATE", help="write the result to benchmarks/results/DATE-rewards.json")
     parser.add_argument(
         "--distinct", action="store_true", help="only math-verify, one and two workers on pairs that differ"
     )
     options = parser.parse_args()
+    machine = {**surroundings("cpu"), "math_verify": version("math-verify"), "sympy": version("sympy")}
     if options.distinct:
-        pairs = {"benchmark": "rewards-distinct", "distinct_pairs_per_s": distinct_pairs_by_workers(options.repeats)}
-        publish({**pairs, **machine()}, options.record, "rewards-distinct")
+        speeds = distinct_pairs_by_workers(options.repeats)
+        publish({"benchmark": "rewards-distinct", "distinct_pairs_per_s": speeds, **machine}, options.output)
         return
     figures: dict[str, dict[str, Any]] = {}
     quickstart = share_of_quickstart()
@@ -238,9 +212,9 @@ def main() -> None:
         "soft_limit_s": SOFT_LIMIT_S,
         "hard_limit_s": MathReward.hard_limit_s,
         "workers": 2,
-        **machine(),
+        **machine,
     }
-    publish(result, options.record, "rewards")
+    publish(result, options.output)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
@@ -28,8 +27,10 @@ from common import (
     describe,
     interleaved,
     lengths_of,
+    parser_of,
     publish,
     ratio,
+    request_of,
     shape_arguments,
     summary,
     surroundings,
@@ -45,7 +46,7 @@ from grpo_pl.rollout.native.decoder_choice import TORCH, default_decoder
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.native.kernels import Matrix
 from grpo_pl.rollout.vllm import VLLMEngine
-from grpo_pl.types import GenerateRequest, Rollout, SampleKey, SamplingParams
+from grpo_pl.types import GenerateRequest, Rollout
 
 CPU_CELLS = [SMALL, MEDIUM, SHORT]
 VLLM_PYTHON = "GRPO_PL_VLLM_PYTHON"
@@ -99,31 +100,15 @@ def in_children(model: PreTrainedModel, cell: Cell) -> dict[str, ChildEngine]:
     return engines
 
 
-def sample_keys(cell: Cell) -> list[list[SampleKey]]:
-    return [
-        [SampleKey(seed=0, split="train", step=0, attempt=0, prompt_id=p, sample=g) for g in range(cell.group)]
-        for p in range(cell.prompts)
-    ]
-
-
 def drawn(
     engine: RolloutEngine, model: PreTrainedModel, cell: Cell, lengths: Sequence[int] | None = None
 ) -> Callable[[], None]:
     """A rollout whose completions end as the engine's script says; without ``lengths`` none ends before the limit."""
-    prompts, keys = cell.prompt_ids(), sample_keys(cell)
+    request = request_of(cell.prompt_ids(), cell.group, cell.completion_tokens, eos=[] if lengths is None else [EOS])
     expected = [cell.completion_tokens] * cell.rows if lengths is None else list(lengths)
 
     def run() -> None:
-        rollout = engine.generate(
-            model,
-            GenerateRequest(
-                prompt_ids=prompts,
-                keys=keys,
-                sampling=SamplingParams(max_completion_length=cell.completion_tokens),
-                eos_token_ids=[] if lengths is None else [EOS],
-                pad_token_id=PAD,
-            ),
-        )
+        rollout = engine.generate(model, request)
         assert rollout.lengths.tolist() == expected, "the engine did not follow the script"
 
     return run
@@ -314,23 +299,10 @@ LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaun
 
 def profile(cell: Cell, device: str) -> dict[str, Any]:
     """How often the native engine waits for the GPU, and launches something on it, for a token; what takes longest."""
-    model, prompts, keys = cell.model(device), cell.prompt_ids(), sample_keys(cell)
-
-    def run() -> None:
-        NativeEngine().generate(
-            model,
-            GenerateRequest(
-                prompt_ids=prompts,
-                keys=keys,
-                sampling=SamplingParams(max_completion_length=PROFILED),
-                eos_token_ids=[EOS],
-                pad_token_id=PAD,
-            ),
-        )
-
-    run()
+    model, request = cell.model(device), request_of(cell.prompt_ids(), cell.group, PROFILED, eos=[EOS])
+    NativeEngine().generate(model, request)
     with torch.profiler.profile() as profiler:
-        run()
+        NativeEngine().generate(model, request)
     events = profiler.key_averages()
     counts = {event.key: event.count for event in events}
     longest = sorted(events, key=lambda event: event.self_device_time_total or event.self_cpu_time_total, reverse=True)
@@ -352,7 +324,7 @@ def profile(cell: Cell, device: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     shape_arguments(parser)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--lengths", nargs="+", choices=["fixed", "scripted"], default=["fixed", "scripted"])

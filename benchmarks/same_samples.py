@@ -11,7 +11,6 @@ Policies: ``flat``, made up here, 50,000 tokens with a flat tail; ``--model FOLD
 
 from __future__ import annotations
 
-import argparse
 import copy
 import functools
 import importlib.util
@@ -29,7 +28,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from common import SMALL, Cell, publish, surroundings
+from common import SMALL, Cell, keys_of, parser_of, publish, request_of, surroundings
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -46,7 +45,7 @@ from grpo_pl.rollout.native.decoder_choice import TORCH
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.rollout.vllm import VLLMEngine
-from grpo_pl.types import GenerateRequest, SampleKey, SamplingParams
+from grpo_pl.types import SampleKey, SamplingParams
 
 FLAT = Cell(name="flat", layers=4, hidden=128, intermediate=512, vocabulary=50_000, heads=4, key_heads=2)
 GROUP = 8
@@ -73,22 +72,14 @@ class Request:
 
     @property
     def keys(self) -> list[list[SampleKey]]:
-        numbered = functools.partial(SampleKey, seed=0, split="train", step=0, attempt=0)
-        return [[numbered(prompt_id=p, sample=g) for g in range(GROUP)] for p in range(self.prompts)]
+        return keys_of(self.prompts, GROUP)
 
     def drawn_by(self, engine: RolloutEngine, model: PreTrainedModel, part: slice = slice(None)) -> Tensor:
         """(rows, tokens) of the prompts of ``part``; no row ends early."""
-        rollout = engine.generate(
-            model,
-            GenerateRequest(
-                prompt_ids=self.prompt_ids[part],
-                keys=self.keys[part],
-                sampling=SamplingParams(max_completion_length=self.tokens, temperature=self.temperature),
-                eos_token_ids=[],
-                pad_token_id=0,
-            ),
-        )
-        return rollout.completion_ids
+        whole = request_of(self.prompt_ids, GROUP, self.tokens)
+        sampling = replace(whole.sampling, temperature=self.temperature)
+        asked = replace(whole, prompt_ids=whole.prompt_ids[part], keys=whole.keys[part], sampling=sampling)
+        return engine.generate(model, asked).completion_ids
 
 
 def in_torch(rows: int = 0) -> NativeEngine:
@@ -300,7 +291,7 @@ def time_of_draws(model: PreTrainedModel, cell: Cell, repetitions: int) -> dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--model", type=Path, help="folder of a model; the made-up one by default")
     parser.add_argument("--name", help="what the record calls the model; the folder's name by default")
     parser.add_argument("--types", nargs="+", default=["float32"], choices=["float32", "bfloat16"])
@@ -309,7 +300,6 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=[], help="only these, beside 'batch 64'")
     parser.add_argument("--former", nargs="+", help="these by the former rule as well")
     parser.add_argument("--time", action="store_true", help="the time of draws, of a model of 2 layers or of --model")
-    parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     name = arguments.name or ("flat" if arguments.model is None else arguments.model.name)
     record: dict[str, Any] = {"benchmark": "same samples", **surroundings("cpu"), "policies": {}}

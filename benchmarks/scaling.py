@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-import csv
 import json
-import logging
 import math
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,14 +17,18 @@ from common import (
     MEDIUM,
     SMALL,
     Cell,
+    be_quiet,
     forget_memory,
     lengths_of,
+    machine_arguments,
     most_memory,
+    parser_of,
     publish,
     summary,
     surroundings,
 )
-from step import our_steps
+from runs import CONFIGS, fit, numbers
+from step import medians, our_steps
 
 
 def sweep(device: str) -> list[tuple[str, int, Cell]]:
@@ -54,11 +51,10 @@ def time_cell(cell: Cell, device: str, steps: int) -> dict[str, Any]:
     lengths = lengths_of("fixed", cell)
     forget_memory(device)
     watch = our_steps(cell, lengths, device=device, steps=steps + 1, peers={})
-    stages = {name: summary([stage[name] for stage in watch.stages])["median"] for name in watch.stages[0]}
     median = summary(watch.seconds)["median"]
     return {
         "seconds": summary(watch.seconds),
-        "stages": stages,
+        "stages": medians(watch.stages),
         "tokens_per_second": round(sum(lengths) / median),
         "peak_mib": round(most_memory(device)),
         "memory_mib": [round(mib) for mib in watch.memory],  # after each step
@@ -81,33 +77,26 @@ def growth(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def ranks(counts: list[int], steps: int) -> list[dict[str, Any]]:
     """Step time of the quickstart in several processes of one thread each; meaningful only with as many cores."""
-    config = Path(__file__).resolve().parents[1] / "configs" / "quickstart.yaml"
     results = []
     for count in counts:
         with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-m", "grpo_pl", "fit", f"--config={config}", f"--runs_dir={folder}"]
-            command += [f"--data.steps={steps + 1}", "--data.val_prompts=8", "--model.cold_start=null"]
-            command += [f"--trainer.devices={count}"] + (["--trainer.strategy=ddp"] if count > 1 else [])
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
-            with (Path(folder) / "quickstart" / "metrics.csv").open(newline="") as file:
-                seconds = [float(row["step_time"]) for row in csv.DictReader(file) if row.get("step_time")]
+            options = [f"--data.steps={steps + 1}", "--data.val_prompts=8", "--model.cold_start=null"]
+            options += [f"--trainer.devices={count}"] + (["--trainer.strategy=ddp"] if count > 1 else [])
+            done = fit(CONFIGS / "quickstart.yaml", Path(folder), *options, variables={"OMP_NUM_THREADS": "1"})
+            seconds = numbers(done.rows("step_time"), "step_time", 9)
         results.append({"axis": "ranks", "value": count, "seconds": summary(seconds[1:])})
         print(json.dumps(results[-1]), flush=True)
     return results
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser = parser_of(__doc__)
+    machine_arguments(parser)
     parser.add_argument("--steps", type=int, default=3, help="measured steps of each cell, after one warm-up")
     parser.add_argument("--axes", nargs="+", choices=["tokens", "group", "completion", "hidden", "layers", "ranks"])
-    parser.add_argument("--output", type=Path, help="file for the record, besides the last line printed")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    be_quiet()
     record: dict[str, Any] = {"benchmark": "scaling", **surroundings(arguments.device), "cells": []}
     for axis, value, cell in sweep(arguments.device):
         if arguments.axes and axis not in arguments.axes:

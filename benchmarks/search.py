@@ -9,21 +9,18 @@ run enters the record at once, and one that is there is not made again. Further 
 
 from __future__ import annotations
 
-import argparse
-import csv
 import json
 import os
 import re
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from common import processor
+from common import parser_of, read_runs, surroundings, write
+from runs import GRPO_PL, SEEDED, metric_rows, numbers, seeds_of
 
 CONFIG = "configs/countdown_search.yaml"
 EDGE = 5
@@ -37,23 +34,16 @@ CURVES = {
 
 def run(configs: list[str], seed: int, folder: Path, extra: list[str]) -> dict[str, Any]:
     """One run with one seed, from nothing."""
-    seeds = [
-        f"--model.policy.init_seed={seed}",
-        f"--model.cold_start.seed={seed}",
-        f"--data.source.init_args.seed={seed}",
-    ]
     files = [f"--config={config}" for config in configs]
-    program = [sys.executable, "-m", "grpo_pl", "demo", *files, f"--seed={seed}", *seeds, *extra]
+    program = [*GRPO_PL, "demo", *files, f"--seed={seed}", *seeds_of(seed, SEEDED[1:]), *extra, f"--runs_dir={folder}"]
     environment = {**os.environ, "GRPO_PL_CACHE": str(folder / "cache"), "COLUMNS": "1000"}
     start = time.perf_counter()
-    shown = subprocess.run(
-        [*program, f"--runs_dir={folder}"], check=True, env=environment, stdout=subprocess.PIPE, text=True
-    ).stdout
+    shown = subprocess.run(program, check=True, env=environment, stdout=subprocess.PIPE, text=True).stdout
     seconds = time.perf_counter() - start
-    with (folder / "demo" / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    curves = {name: [round(float(row[key]), 4) for row in rows if row.get(key)] for name, key in CURVES.items()}
-    held_out = [[int(row["step"]), round(float(row["val/pass@1"]), 4)] for row in rows if row.get("val/pass@1")]
+    rows = {key: metric_rows(folder / "demo", key) for key in (*CURVES.values(), "val/pass@1")}
+    curves = {name: numbers(rows[key], key) for name, key in CURVES.items()}
+    steps = (int(row["step"]) for row in rows["val/pass@1"])
+    held_out = [list(pair) for pair in zip(steps, numbers(rows["val/pass@1"], "val/pass@1"), strict=True)]
     ends = {
         f"{name}_{place}": round(statistics.fmean(values[part]), 4)
         for name, values in curves.items()
@@ -87,10 +77,9 @@ def answers(shown: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, goes_on=True)
     parser.add_argument("--overlay", nargs="*", default=[], help=f"configurations on top of {CONFIG}")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--output", type=Path, required=True, help="the record")
     arguments, extra = parser.parse_known_args()
     what = {"configs": [CONFIG, *arguments.overlay], "options": extra}
     if arguments.output.is_file():
@@ -98,30 +87,14 @@ def main() -> None:
         if any(recorded.get(name, []) != value for name, value in what.items()):
             parser.error(f"{arguments.output} is a record of {recorded['configs']} with {recorded.get('options', [])}.")
     for seed in arguments.seeds:
-        if seed in {each["seed"] for each in _runs(arguments.output)}:
+        if seed in {each["seed"] for each in read_runs(arguments.output)}:
             continue
         with tempfile.TemporaryDirectory() as folder:
             found = run(what["configs"], seed, Path(folder), extra)
-        print(
-            json.dumps({name: value for name, value in found.items() if not isinstance(value, dict | list)}), flush=True
-        )
-        _write(arguments.output, what, [*_runs(arguments.output), found])
-
-
-def _runs(record: Path) -> list[dict[str, Any]]:
-    runs: list[dict[str, Any]] = json.loads(record.read_text())["runs"] if record.is_file() else []
-    return runs
-
-
-def _write(record: Path, what: dict[str, list[str]], runs: list[dict[str, Any]]) -> None:
-    about = {
-        "benchmark": "search",
-        **what,
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": f"{os.cpu_count()} cores, {processor()}",
-        "versions": {name: version(name) for name in ("torch", "transformers", "lightning")},
-    }
-    record.write_text(json.dumps({**about, "runs": sorted(runs, key=lambda each: each["seed"])}, indent=1) + "\n")
+        short = {name: value for name, value in found.items() if not isinstance(value, dict | list)}
+        print(json.dumps(short), flush=True)
+        runs = sorted([*read_runs(arguments.output), found], key=lambda each: each["seed"])
+        write({"benchmark": "search", **what, **surroundings("cpu"), "runs": runs}, arguments.output)
 
 
 if __name__ == "__main__":

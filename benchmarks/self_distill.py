@@ -3,19 +3,17 @@ alone from the same cold start."""
 
 from __future__ import annotations
 
-import argparse
-import csv
 import json
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from common import publish, surroundings
-from distill import fit, means
+from common import parser_of, publish, surroundings, write
+from distill import curve, fitted, means
+from runs import CONFIGS, Run, numbers
 
-CONFIG = Path(__file__).resolve().parents[1] / "configs" / "self_distill.yaml"
 WANTED = 0.60
 REWARDED: dict[str, Any] = {
     "model.algorithm.preset": "grpo_no_kl",
@@ -30,26 +28,17 @@ REWARDED: dict[str, Any] = {
 ARMS: Mapping[str, Mapping[str, Any]] = {"self-distillation": {}, "GRPO alone": REWARDED}
 
 
-def result(run: Path) -> dict[str, Any]:
+def result(run: Run) -> dict[str, Any]:
     """Curves of (tokens sampled, held-out share of right answers), and the share of groups with unequal rewards."""
-    found: dict[str, list[Any]] = {"curve": [], "pass@1": []}
-    mixed, tokens = [], 0
-    with (run / "metrics.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            tokens = int(float(row.get("num_tokens") or tokens))
-            if row.get("frac_reward_zero_std"):
-                mixed.append(1.0 - float(row["frac_reward_zero_std"]))
-            if row.get("val/greedy"):
-                found["curve"].append((tokens, round(float(row["val/greedy"]), 4)))
-                found["pass@1"].append((tokens, round(float(row["val/pass@1"]), 4)))
-    return {**found, "rollouts": len(mixed), "groups_with_unequal_rewards": round(sum(mixed) / len(mixed), 5)}
+    equal = numbers(run.rows("frac_reward_zero_std"), "frac_reward_zero_std", 9)
+    curves = {"curve": curve(run), "pass@1": curve(run, "val/pass@1")}
+    return {**curves, "rollouts": len(equal), "groups_with_unequal_rewards": round(1.0 - fmean(equal), 5)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
-    parser.add_argument("--output", type=Path, help="file for the record, besides the last line printed")
     arguments, extra = parser.parse_known_args()
     given = dict(option.removeprefix("--").split("=", 1) for option in extra)
     record: dict[str, Any] = {
@@ -62,15 +51,12 @@ def main() -> None:
         folder = Path(temporary)
         for run in record["runs"]:
             for arm in arguments.arms:
-                began = time.monotonic()
                 name = f"{arm.replace(' ', '_')}_{run['seed']}"
-                done = fit(CONFIG, folder, name, run["seed"], {**ARMS[arm], **given}, folder / "cache")
-                stages = means(done, "step_time", "time/rollout", "time/teacher", "time/backward")
-                seconds = {"whole run": round(time.monotonic() - began, 1), **stages}
-                run[arm] = {**result(done), "seconds": seconds}
+                options = {**ARMS[arm], **given}
+                done = fitted(CONFIGS / "self_distill.yaml", folder, name, run["seed"], options)
+                run[arm] = {**result(done), "seconds": {"whole run": round(done.seconds, 1), **means(done)}}
                 print(json.dumps({"seed": run["seed"], "arm": arm, **run[arm]}), flush=True)
-                if arguments.output:
-                    arguments.output.write_text(json.dumps(record, indent=2) + "\n")
+                write(record, arguments.output)
     publish(record, arguments.output)
 
 

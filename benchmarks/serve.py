@@ -6,8 +6,6 @@ weights, because end tokens are ignored and every completion has the same length
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
 import json
 import os
 import statistics
@@ -20,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from common import parser_of, publish, surroundings
+from rewards import batch
 from server import PROMPT, Server, build_export, running, seconds_of_draws
 
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
@@ -75,11 +75,7 @@ def first_token_ms(server: Server, rounds: int) -> list[float]:
 
 def grpo_batch(seed: int, pairs: int) -> list[dict[str, str]]:
     """Items as in a rollout: 16 completions of about 800 characters per problem, made by benchmarks/rewards.py."""
-    spec = importlib.util.spec_from_file_location("rewards_benchmark", Path(__file__).with_name("rewards.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    texts, golds = module.batch(seed, prompts=pairs // 16, group=16)
+    texts, golds = batch(seed, prompts=pairs // 16, group=16)
     return [{"completion": text, "answer": gold} for text, gold in zip(texts, golds, strict=True)]
 
 
@@ -145,7 +141,7 @@ def medians(measure: dict[str, Callable[[], float]], rounds: int) -> dict[str, l
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--memory-requests", type=int, default=5000)
     parser.add_argument("--pairs", type=int, default=1024)
@@ -169,10 +165,8 @@ def main() -> None:
             memory = memory_growth(server, args.memory_requests)
             ready = {"wall": round(server.ready_s, 1), "cpu": round(server.ready_cpu_s, 1)}
     result = {
-        "date": time.strftime("%Y-%m-%d"),
-        "cpus": os.cpu_count(),
-        "load_average": [round(load, 1) for load in os.getloadavg()],
-        "torch": torch.__version__,
+        "benchmark": "serve",
+        **surroundings("cpu"),
         "ready_s": ready,
         "tokens_per_s": {name: round(statistics.median(values)) for name, values in rates.items()},
         "server_over_engine": {"median": round(statistics.median(ratios), 3), "all": [round(r, 3) for r in ratios]},
@@ -180,7 +174,7 @@ def main() -> None:
         "score_pairs_per_s": {"median": round(statistics.median(pairs)), "all": [round(p) for p in pairs]},
         "memory": memory,
     }
-    print(json.dumps(result, indent=2))
+    publish(result, args.output)
 
 
 if __name__ == "__main__":

@@ -6,17 +6,16 @@ import contextlib
 import http.client
 import json
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import yaml
+from common import free_port, request_of
 
 from grpo_pl.policy.export import export_policy
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
@@ -24,7 +23,7 @@ from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards import FormatReward, MathReward
 from grpo_pl.rollout.native.decoder_choice import default_decoder
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.types import GenerateRequest, SampleKey, SamplingParams
+from grpo_pl.types import SamplingParams
 
 ROOT = Path(__file__).parents[1]
 PROMPT = "347+285="
@@ -52,9 +51,7 @@ class Server:
     """A server process, and simple clients of it."""
 
     def __init__(self, model: Path, *options: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         command = [sys.executable, "-m", "serve", "--model", str(model), "--port", str(self.port), *options]
         began = time.perf_counter()
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -109,14 +106,7 @@ def running(model: Path) -> Iterator[Server]:
 
 def seconds_of_draws(model: Any, prompts: Sequence[list[int]], *, group: int, tokens: int, seed: int = 0) -> float:
     """What the native engine takes for ``group`` completions of ``tokens`` tokens for each prompt."""
-    named = partial(SampleKey, seed=seed, split="predict", step=0, attempt=0)
-    request = GenerateRequest(
-        prompt_ids=prompts,
-        keys=[[named(prompt_id=p, sample=g) for g in range(group)] for p in range(len(prompts))],
-        sampling=SamplingParams(max_completion_length=tokens),
-        eos_token_ids=[],
-        pad_token_id=0,
-    )
+    request = request_of(prompts, group, tokens, seed=seed)
     began = time.perf_counter()
     NativeEngine().generate(model, request)
     return time.perf_counter() - began

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -12,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from common import publish, summary, surroundings
+from common import parser_of, publish, summary, surroundings
+from runs import CONFIGS, GRPO_PL
 
-CONFIG = Path(__file__).resolve().parents[1] / "configs" / "quickstart.yaml"
 BEGUN = "GRPO_PL_BENCHMARK_BEGUN"
 
 
@@ -29,7 +28,7 @@ class NoteBegin(pl.Callback):
 def fit(folder: Path, name: str) -> dict[str, float]:
     """Seconds of one fit of a single step; its cold start is taken from the cache if it is there."""
     begun, metrics = folder / f"{name}.begun", folder / name / "metrics.csv"
-    command = [sys.executable, "-m", "grpo_pl", "fit", f"--config={CONFIG}", f"--runs_dir={folder}", f"--name={name}"]
+    command = [*GRPO_PL, "fit", f"--config={CONFIGS / 'quickstart.yaml'}", f"--runs_dir={folder}", f"--name={name}"]
     command += ["--data.steps=1", "--trainer.limit_val_batches=0", "--trainer.callbacks+=start.NoteBegin"]
     environment = {
         **os.environ,
@@ -58,9 +57,8 @@ def importing(module: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--output", type=Path, help="file for the record, besides the last line printed")
     arguments = parser.parse_args()
     seconds: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:

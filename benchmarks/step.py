@@ -7,14 +7,11 @@ type; neither has a reference model.
 
 from __future__ import annotations
 
-import argparse
 import json
-import logging
 import multiprocessing
 import shutil
 import tempfile
 import time
-import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -25,18 +22,22 @@ from typing import Any
 
 import torch
 from common import (
+    BARE_TRL,
     EOS,
     MEDIUM,
     MIB,
     SMALL,
     Cell,
     ScriptedLengths,
+    bare_trainer,
+    be_quiet,
     chosen_cells,
     describe,
     forget_memory,
     lengths_of,
     memory_in_use,
     most_memory,
+    parser_of,
     publish,
     ratio,
     shape_arguments,
@@ -132,6 +133,11 @@ class Ours(Callback):
         """MiB in use after each step."""
         self.theirs: dict[str, list[float]] = {name: [] for name in peers}
 
+    @property
+    def updates(self) -> list[float]:
+        """Seconds of each update."""
+        return [stage["time/backward"] + stage["time/optimizer"] for stage in self.stages]
+
     def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
         synchronise(module.device.type)
         self._start = time.perf_counter()
@@ -186,21 +192,7 @@ def our_steps(
         source=Letters(length=cell.prompt_tokens), steps=steps, prompts_per_step=cell.prompts, staleness=staleness
     )
     watch = Ours(peers, warmup=1)
-    trainer = Trainer(
-        accelerator="gpu" if device == "cuda" else "cpu",
-        devices=1,
-        **{"precision": "32-true", **options},
-        max_epochs=1,
-        limit_val_batches=0,
-        num_sanity_val_steps=0,
-        callbacks=[watch],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        inference_mode=False,
-    )
-    trainer.fit(module, data)
+    bare_trainer(watch, device, **options).fit(module, data)
     return watch
 
 
@@ -229,11 +221,7 @@ class TrlArm:
             beta=0.0,
             loss_type="grpo",
             use_cpu=device == "cpu",
-            report_to=[],
-            logging_strategy="no",
-            save_strategy="no",
-            disable_tqdm=True,
-            **{"bf16": cell.dtype == "bfloat16", **options},
+            **{**BARE_TRL, "bf16": cell.dtype == "bfloat16", **options},
         )
         self.trainer = GRPOTrainer(
             model=cell.model(device),
@@ -343,8 +331,7 @@ SIDES: Mapping[str, Mapping[str, Any]] = {
 def one_side(side: str, cell: Cell, threads: int, steps: int) -> tuple[list[float], float, dict[str, float]]:
     """Seconds of each step after the first, the most memory in MiB, and our stages, of one side in this process."""
     torch.set_num_threads(threads)
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    be_quiet()
     lengths, options = lengths_of("fixed", cell), SIDES[side]
     if side.startswith("ours"):
         ours = our_steps(cell, lengths, device="cpu", steps=steps + 1, peers={}, **options)
@@ -414,16 +401,8 @@ def zero_variance(cell: Cell, device: str, steps: int) -> dict[str, Any]:
     lengths = lengths_of("fixed", cell)
     update: dict[bool, list[float]] = {}
     for skip in (True, False):
-        ours = our_steps(
-            cell,
-            lengths,
-            device=device,
-            steps=steps + 1,
-            peers={},
-            equal_share=0.5,
-            skip=skip,
-        )
-        update[skip] = [stage["time/backward"] + stage["time/optimizer"] for stage in ours.stages]
+        ours = our_steps(cell, lengths, device=device, steps=steps + 1, peers={}, equal_share=0.5, skip=skip)
+        update[skip] = ours.updates
     return {
         "cell": cell.name,
         "update_seconds": {"skipped": summary(update[True]), "kept": summary(update[False])},
@@ -455,20 +434,12 @@ def update(cell: Cell, device: str, tokens: int, ways: Sequence[str], steps: int
         one = replace(cell, dtype=dtype)
         strategy: dict[str, Any] = {"strategy": FSDP2Strategy(param_dtype="bfloat16")} if way == "fsdp" else {}
         forget_memory(device)
-        ours = our_steps(
-            one,
-            lengths,
-            device=device,
-            steps=steps + 1,
-            peers={},
-            micro_batch_tokens=tokens or None,
-            **options,
-            **strategy,
-        )
-        seconds = [stage["time/backward"] + stage["time/optimizer"] for stage in ours.stages]
+        options = {**options, **strategy, "micro_batch_tokens": tokens or None}
+        ours = our_steps(one, lengths, device=device, steps=steps + 1, peers={}, **options)
+        seconds = summary(ours.updates)
         found[way] = {
-            "update_seconds": summary(seconds),
-            "tokens_per_second": round(trained / summary(seconds)["median"]),
+            "update_seconds": seconds,
+            "tokens_per_second": round(trained / seconds["median"]),
             "step_seconds": summary(ours.seconds),
             "stages": medians(ours.stages),
             "memory_mib": [round(mib) for mib in ours.memory],
@@ -523,7 +494,7 @@ def planned(cell: Cell, way: str, tokens: int, *, fused: Fused) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     shape_arguments(parser)
     parser.add_argument("--steps", type=int, default=5, help="measured steps of each side, after one warm-up")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:3])
@@ -533,8 +504,7 @@ def main() -> None:
     parser.add_argument("--lengths", nargs="+", choices=["fixed", "scripted"], default=["fixed", "scripted"])
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    be_quiet()
     record: dict[str, Any] = {"benchmark": "step", **surroundings(arguments.device)}
     cells, device, peers = chosen_cells(arguments, CPU_CELLS), arguments.device, arguments.peers
     beside = cells if arguments.device == "cpu" else []

@@ -7,7 +7,6 @@ process that keeps a core busy.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import multiprocessing
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from common import processor
+from common import parser_of, publish, surroundings
 from server import PROMPT, Server, build_export, seconds_of_draws
 
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
@@ -143,7 +142,7 @@ def engine_tokens_per_s(model: Path, rows: int, rounds: int = 5) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--streams", type=int, default=128)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--busy", type=int, default=0, help="processes that spin meanwhile")
@@ -164,15 +163,15 @@ def main() -> None:
                 process.kill()
             server.stop()
     result = {
-        "date": time.strftime("%Y-%m-%d"),
-        "processor": processor(),
+        "benchmark": "streams",
+        **surroundings("cpu"),
         "streams": args.streams,
         "busy": args.busy,
         "engine_tokens_per_s": round(engine),
         **found,
         "server_over_engine": round(found["tokens_per_s"] / engine, 3),
     }
-    print(json.dumps(result, indent=2))
+    publish(result, args.output)
 
 
 if __name__ == "__main__":

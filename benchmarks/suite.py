@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shlex
@@ -13,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from common import publish, surroundings
+from common import parser_of, publish, surroundings
 
 ROOT = Path(__file__).resolve().parents[1]
 _DURATION = re.compile(r"([\d.]+)s (?:call|setup|teardown) +(\S+?)::")
@@ -57,8 +56,7 @@ def measure(options: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, help="file for the record, besides the last line printed")
+    parser = parser_of(__doc__)
     arguments, options = parser.parse_known_args()
     record = {"benchmark": "suite", "command": shlex.join(["pytest", *options]), **surroundings("cpu")}
     record |= measure(options)

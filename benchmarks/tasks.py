@@ -9,40 +9,28 @@ A finished run enters the record at once; a run that is there is not made again,
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import os
 import random
 import re
-import resource
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import yaml
-from common import processor
+from common import parser_of, read_runs, surroundings, write
+from runs import GRPO_PL, cpu_seconds, metric_rows, numbers, seeds_of
 
+GYM = (
+    "gcd", "lcm", "simple_equations", "chain_sum", "base_conversion", "caesar_cipher", "count_bits", "letter_counting",
+    "leg_counting",
+)  # fmt: skip
 TASKS = {
-    **{
-        f"reasoning_gym:{task}": None
-        for task in (
-            "gcd",
-            "lcm",
-            "simple_equations",
-            "chain_sum",
-            "base_conversion",
-            "caesar_cipher",
-            "count_bits",
-            "letter_counting",
-            "leg_counting",
-        )
-    },
+    **{f"reasoning_gym:{task}": None for task in GYM},
     "csv:currency": 1000,
     "csv:second_largest": 2000,
     "gymnasium:CartPole-v1": None,
@@ -99,16 +87,9 @@ def origin(task: str, rows: int | None, folder: Path) -> str:
 def run(task: str, seed: int, folder: Path, rows: int | None, minutes: float) -> dict[str, Any]:
     """One task with one seed, from nothing."""
     environment = {**os.environ, "GRPO_PL_CACHE": str(folder / "cache")}
-    program = [sys.executable, "-m", "grpo_pl"]
-    seeds = [
-        f"--seed_everything={seed}",
-        f"--model.policy.init_seed={seed}",
-        f"--model.cold_start.seed={seed}",
-        f"--data.source.init_args.seed={seed}",
-    ]
-    before, asked = _cpu_seconds(), time.perf_counter()
+    before, asked = cpu_seconds(), time.perf_counter()
     made = subprocess.run(
-        [*program, "new", "learned", f"--from={origin(task, rows, folder)}", f"--minutes={minutes:g}"],
+        [*GRPO_PL, "new", "learned", f"--from={origin(task, rows, folder)}", f"--minutes={minutes:g}"],
         check=True,
         cwd=folder,
         env=environment,
@@ -118,7 +99,7 @@ def run(task: str, seed: int, folder: Path, rows: int | None, minutes: float) ->
     start = time.perf_counter()
     with (folder / "log").open("w") as log:
         done = subprocess.run(
-            [*program, "fit", "--config=learned/config.yaml", *seeds],
+            [*GRPO_PL, "fit", "--config=learned/config.yaml", *seeds_of(seed)],
             cwd=folder,
             env=environment,
             stdout=log,
@@ -134,7 +115,7 @@ def run(task: str, seed: int, folder: Path, rows: int | None, minutes: float) ->
         "seconds_of_new": round(start - asked, 1),
         "settings": _settings(folder / "learned" / "config.yaml"),
         "seconds": round(seconds, 1),
-        "cpu_seconds": round(_cpu_seconds() - before, 1),
+        "cpu_seconds": round(cpu_seconds() - before, 1),
         "threads": int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)),
         "load": round(os.getloadavg()[0], 1),
     }
@@ -142,11 +123,6 @@ def run(task: str, seed: int, folder: Path, rows: int | None, minutes: float) ->
         return {**about, "error": " ".join((folder / "log").read_text().strip().splitlines()[-1:])[:200]}
     said = [line for line in (folder / "log").read_text().splitlines() if MARKED.match(line)]
     return {**about, **_figures(folder / "runs" / "learned"), "said": said}
-
-
-def _cpu_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
 
 
 def _settings(config: Path) -> dict[str, Any]:
@@ -160,12 +136,10 @@ MARKED = re.compile(r"After \d+ of \d+ rollouts|D\d\d ")
 
 
 def _figures(run_folder: Path) -> dict[str, Any]:
-    with (run_folder / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    held_out = [row for row in rows if row.get("val/pass@1")]
+    held_out = metric_rows(run_folder, "val/pass@1")
     config = yaml.safe_load((run_folder / "config.yaml").read_text())
     shape = config["model"]["policy"]["from_scratch"]
-    trained = [float(row["rewards/right/mean"]) for row in rows if row.get("rewards/right/mean")]
+    trained = numbers(metric_rows(run_folder, "rewards/right/mean"), "rewards/right/mean", 9)
     return {
         "training_after": round(sum(trained[-5:]) / 5, 4),
         "prompts": config["data"]["prompts_per_step"],
@@ -175,7 +149,7 @@ def _figures(run_folder: Path) -> dict[str, Any]:
         "lr": config["model"]["optimization"]["lr"],
         "rollouts": config["data"]["steps"],
         **{
-            f"{name}_{place}": round(float(held_out[index][f"val/{name}"]), 4)
+            f"{name}_{place}": numbers(held_out, f"val/{name}")[index]
             for name in ("pass@1", "greedy")
             for place, index in (("before", 0), ("after", -1))
         },
@@ -200,23 +174,12 @@ def table(rows: list[dict[str, Any]]) -> str:
         settings = f"{row['rows']:,} rows" if "rows" in row else settings or "its own"
         time_spent = [f"{row['minutes']:g}", f"{row['cpu_seconds']:.0f}"]
         name = f"`{row['task'].partition(':')[2]}`"
-        if "error" in row:
-            cells = [name, settings, "", "", "", str(row["seed"]), row["error"], "no", *time_spent]
-        else:
-            gain = f"{row['pass@1_before']:.3f} → {row['pass@1_after']:.3f}"
-            shape = [str(row[key]) for key in ("width", "cold_start_steps")]
-            drawn = f"{row['rollouts']} × {row['prompts']}"
-            cells = [
-                name,
-                settings,
-                *shape,
-                drawn,
-                str(row["seed"]),
-                gain,
-                "yes" if learned(row) else "no",
-                *time_spent,
-            ]
-        lines.append(f"| {' | '.join(cells)} |")
+        shape, found = ["", "", ""], row.get("error", "")
+        if "error" not in row:
+            shape = [str(row["width"]), str(row["cold_start_steps"]), f"{row['rollouts']} × {row['prompts']}"]
+            found = f"{row['pass@1_before']:.3f} → {row['pass@1_after']:.3f}"
+        end = "yes" if learned(row) else "no"
+        lines.append(f"| {' | '.join([name, settings, *shape, str(row['seed']), found, end, *time_spent])} |")
     return "\n".join([*lines, f"{sum(map(learned, rows))} of {len(rows)} runs learned."])
 
 
@@ -225,12 +188,11 @@ KEY = ("task", "seed", "minutes", "rows")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, goes_on=True)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--minutes", type=float, default=6.0, help="of `grpo-pl new`")
     parser.add_argument("--rows", type=int, help="of a file; by default as in TASKS")
-    parser.add_argument("--output", type=Path, required=True, help="the record")
     parser.add_argument("--keep", type=Path, help="folder where the run folders stay")
     parser.add_argument("--table", action="store_true", help="only print the record as Markdown")
     arguments = parser.parse_args()
@@ -240,7 +202,7 @@ def main() -> None:
         for seed in arguments.seeds:
             rows = (arguments.rows or TASKS[task]) if task.startswith("csv:") else None
             same = (task, seed, arguments.minutes, rows)
-            there = [row for row in _runs(arguments.output) if tuple(map(row.get, KEY)) == same]
+            there = [row for row in read_runs(arguments.output) if tuple(map(row.get, KEY)) == same]
             if any("error" not in row for row in there):
                 continue
             folder = Path(tempfile.mkdtemp(prefix=f"{task.replace(':', '-')}-{seed}-", dir=arguments.keep))
@@ -248,23 +210,9 @@ def main() -> None:
             if arguments.keep is None:
                 shutil.rmtree(folder)
             print(json.dumps(row), flush=True)
-            _write(arguments.output, [*(other for other in _runs(arguments.output) if other not in there), row])
-    print(table(_runs(arguments.output)))
-
-
-def _runs(record: Path) -> list[dict[str, Any]]:
-    runs: list[dict[str, Any]] = json.loads(record.read_text())["runs"] if record.is_file() else []
-    return runs
-
-
-def _write(record: Path, runs: list[dict[str, Any]]) -> None:
-    about = {
-        "benchmark": "tasks",
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": f"{os.cpu_count()} cores, {processor()}",
-        "versions": {name: version(name) for name in ("torch", "transformers", "lightning", "reasoning-gym")},
-    }
-    record.write_text(json.dumps({**about, "runs": runs}, indent=2) + "\n")
+            runs = [*(other for other in read_runs(arguments.output) if other not in there), row]
+            write({"benchmark": "tasks", **surroundings("cpu"), "runs": runs}, arguments.output)
+    print(table(read_runs(arguments.output)))
 
 
 if __name__ == "__main__":

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import torch
-from common import MEDIUM, SMALL, Cell, interleaved, publish, ratio, summary, surroundings
+from common import MEDIUM, SMALL, Cell, interleaved, parser_of, publish, ratio, summary, surroundings
 
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.objective.algorithm import GRPOAlgorithm
@@ -67,10 +65,9 @@ def measure(cell: Cell, repetitions: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repetitions", type=int, default=9)
-    parser.add_argument("--output", type=Path, help="file for the record, besides the last line printed")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     record = {"benchmark": "teacher_pass", **surroundings("cpu")}
