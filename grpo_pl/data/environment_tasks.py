@@ -50,8 +50,8 @@ class _TaskReader(RowReader):
     def __init__(self, name: str, tasks: Sequence[Mapping[str, Any]]) -> None:
         self.name, self.tasks = name, tasks
 
-    def scan(self) -> Iterator[tuple[int, int, Mapping[str, Any]]]:
-        return ((number, number, task) for number, task in enumerate(self.tasks))
+    def scan(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        return enumerate(self.tasks)
 
-    def read(self, numbers: Sequence[int], places: Sequence[int]) -> Iterator[Mapping[str, Any]]:
+    def read(self, numbers: Sequence[int]) -> Iterator[Mapping[str, Any]]:
         return (self.tasks[number] for number in numbers)

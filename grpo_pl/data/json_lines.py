@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,15 +39,17 @@ class _LineReader(RowReader):
         if not self.file.is_file():
             raise ValueError(f"there is no file {name!r}.")
 
-    def scan(self) -> Iterator[tuple[int, int, Mapping[str, Any]]]:
-        for line in read_lines(self.file):
-            self.source.check_columns(line_name(self.file, line.number), line.row)
-            yield line
+    def scan(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        self.offsets = array("q")  # by number; lines that are blank have that of the next one
+        for number, offset, row in read_lines(self.file):
+            self.source.check_columns(line_name(self.file, number), row)
+            self.offsets.extend([offset] * (number + 1 - len(self.offsets)))
+            yield number, row
 
-    def read(self, numbers: Sequence[int], places: Sequence[int]) -> Iterator[Mapping[str, Any]]:
+    def read(self, numbers: Sequence[int]) -> Iterator[Mapping[str, Any]]:
         with self.file.open("rb") as lines:
-            for number, place in zip(numbers, places, strict=True):
-                lines.seek(place)
+            for number in numbers:
+                lines.seek(self.offsets[number])
                 where = line_name(self.file, number)
                 row = parse_object(lines.readline(), where)
                 self.source.check_columns(where, row)

@@ -38,16 +38,16 @@ class RowReader(ABC):
     """Name of one of its rows in messages: row, line …"""
 
     @abstractmethod
-    def scan(self) -> Iterator[tuple[int, int, Mapping[str, Any]]]:
-        """Every row with its number and its place, in one pass.
+    def scan(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Every row with its number, in one pass.
 
         Raises:
-            ValueError: there are none, or one that cannot be read, by its number.
+            ValueError: one cannot be read; which.
         """
 
     @abstractmethod
-    def read(self, numbers: Sequence[int], places: Sequence[int]) -> Iterator[Mapping[str, Any]]:
-        """The rows of these numbers and places, in this order."""
+    def read(self, numbers: Sequence[int]) -> Iterator[Mapping[str, Any]]:
+        """The rows of these numbers, in this order, after a `scan`."""
 
 
 @dataclass(kw_only=True)
@@ -156,8 +156,8 @@ class RowPrompts(PromptSource):
         assert reader is not None
         train, val = Rows(self, reader), Rows(self, further or reader)
         held_out = set[int]()
-        for number, place, key in () if further is None else self._readable(further, "val"):
-            val.add(number, place, key)
+        for number, key in () if further is None else self._readable(further, "val"):
+            val.add(number, key)
             held_out.add(key)
         if self.validates_only:
             return {"train": train, "val": val}
@@ -165,15 +165,15 @@ class RowPrompts(PromptSource):
         if wanted is not None:
             self._digests["kept"] = hashlib.blake2b(repr(sorted(wanted)).encode(), digest_size=16).hexdigest()
         repeated = unwanted = 0
-        for number, place, key in self._readable(reader, "train"):
+        for number, key in self._readable(reader, "train"):
             if further is None and row_key(self.seed, "split", key) % 10**6 < self.val_share * 10**6:
-                val.add(number, place, key)
+                val.add(number, key)
             elif key in held_out:
                 repeated += 1
             elif wanted is not None and key not in wanted:
                 unwanted += 1
             else:
-                train.add(number, place, key)
+                train.add(number, key)
         if repeated:
             self.notes.append(f"{repeated} training rows left out: their questions are held out.")
         if not len(train) + unwanted:
@@ -187,17 +187,17 @@ class RowPrompts(PromptSource):
             self.notes.append(f"{len(train)} of {where} taken: those in {self.kept!r}.")
         return {"train": train, "val": val}
 
-    def _readable(self, reader: RowReader, split: Side) -> Iterator[tuple[int, int, int]]:
-        """Number, place and key of the question of every row that is a problem; judges the others at the end."""
+    def _readable(self, reader: RowReader, split: Side) -> Iterator[tuple[int, int]]:
+        """Number, and key of the question, of every row that is a problem; judges the others at the end."""
         total, bad = 0, 0
         shown: list[str] = []
         digest = hashlib.blake2b(digest_size=16)
-        for number, place, row in reader.scan():
+        for number, row in reader.scan():
             total += 1
             digest.update(json.dumps([number, row], default=str).encode())
             problem = self.problem(number, row)
             if isinstance(problem, Problem):
-                yield number, place, row_key(normal_question(problem.question))
+                yield number, row_key(normal_question(problem.question))
                 continue
             bad += 1
             if len(shown) < EXAMPLES_SHOWN:
@@ -256,7 +256,7 @@ class Rows(Problems):
 
     def __init__(self, source: RowPrompts, reader: RowReader) -> None:
         self.source, self.reader = source, reader
-        self.numbers, self.places, self.keys = array("q"), array("q"), array("q")
+        self.numbers, self.keys = array("q"), array("q")
         self._parts: dict[bool, Sequence[int]] = {}
 
     def part(self, demonstrated_share: float, step: int) -> Sequence[int]:
@@ -270,17 +270,15 @@ class Rows(Problems):
                 self._parts[shown] = array("q", of_part)
         return self._parts[step < 0]
 
-    def add(self, number: int, place: int, key: int) -> None:
+    def add(self, number: int, key: int) -> None:
         """Adds a row; ``key`` is the same for all rows of its question."""
         self.numbers.append(number)
-        self.places.append(place)
         self.keys.append(key)
 
     def leave_out(self, numbers: Set[int]) -> None:
         """Forgets the rows of these numbers."""
         stay = [i for i, number in enumerate(self.numbers) if number not in numbers]
         self.numbers = array("q", (self.numbers[i] for i in stay))
-        self.places = array("q", (self.places[i] for i in stay))
         self.keys = array("q", (self.keys[i] for i in stay))
         self._parts = {}
 
@@ -294,8 +292,8 @@ class Rows(Problems):
         return self._read(range(len(self)))
 
     def _read(self, indices: Sequence[int]) -> Iterator[Problem]:
-        numbers, places = (array("q", (values[i] for i in indices)) for values in (self.numbers, self.places))
-        for number, row in zip(numbers, self.reader.read(numbers, places), strict=True):
+        numbers = array("q", (self.numbers[i] for i in indices))
+        for number, row in zip(numbers, self.reader.read(numbers), strict=True):
             problem = self.source.problem(number, row)
             if not isinstance(problem, Problem):
                 unit, name = self.reader.unit, self.reader.name

@@ -72,7 +72,7 @@ class TablePrompts(RowPrompts):
     def demonstration(self, prompt: Problem, rng: random.Random) -> str | None:
         if self.worked is None:
             return None
-        (row,) = self.problems("train").reader.read([prompt.id], [prompt.id])
+        (row,) = self.problems("train").reader.read([prompt.id])
         return str(cell) if is_text(cell := row[self.worked]) else None
 
 
@@ -83,13 +83,12 @@ class _TableReader(RowReader):
         self.table, self.name = table, name
         source.check_columns(repr(name), table.column_names)
 
-    def scan(self) -> Iterator[tuple[int, int, Mapping[str, Any]]]:
-        for number, row in enumerate(self.read(range(len(self.table)), range(len(self.table)))):
-            yield number, number, row
+    def scan(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        return enumerate(self.read(range(len(self.table))))
 
-    def read(self, numbers: Sequence[int], places: Sequence[int]) -> Iterator[Mapping[str, Any]]:
-        for first in range(0, len(places), ROWS_AT_ONCE):
-            part = self.table[list(places[first : first + ROWS_AT_ONCE])]
+    def read(self, numbers: Sequence[int]) -> Iterator[Mapping[str, Any]]:
+        for first in range(0, len(numbers), ROWS_AT_ONCE):
+            part = self.table[list(numbers[first : first + ROWS_AT_ONCE])]
             yield from (dict(zip(part, cells, strict=True)) for cells in zip(*part.values(), strict=True))
 
 
