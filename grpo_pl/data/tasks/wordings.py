@@ -22,8 +22,11 @@ class Wording:
     """The verb that this wording has and no other; it names the wording."""
     steps: str
     text: str
-    items: tuple[str, ...] = ()
-    """Values of ``{items}`` if not everything fits."""
+
+    @property
+    def items(self) -> tuple[str, ...]:
+        """Values of ``{items}`` if not everything fits."""
+        return FITTING_ITEMS.get(self.verb, ())
 
 
 TRAINING_PEOPLE = {
@@ -37,81 +40,67 @@ TRAINING_ITEMS = (
 HELD_OUT_PEOPLE = {"she": ("Ruth", "Hana", "Vera", "Greta", "Inga"), "he": ("Omar", "Igor", "Felix", "Kofi", "Hugo")}
 HELD_OUT_ITEMS = ("pebbles", "candles", "ribbons", "lemons", "badges", "crayons", "postcards", "spoons")
 
+FITTING_ITEMS = {
+    "broke": ("eggs", "cups", "plates", "bowls"),
+    "sold": ("rolls", "cakes", "pies", "buns"),
+    "loads": ("melons", "plums", "peaches", "carrots"),
+    "ate": ("cookies", "cherries", "grapes", "dates"),
+}
+"""Of the wordings whose verb goes with some things only."""
+
+
+def _wordings(steps: str, **texts: str) -> list[Wording]:
+    """Verb -> text, all of the same operations."""
+    return [Wording(verb, steps, text) for verb, text in texts.items()]
+
+
 ONE_STEP = (
-    Wording("gets", "+", "{name} has {a} {items} and gets {b} more. How many {items} does {name} have now?"),
-    Wording(
-        "puts", "+", "There are {a} {items} in a box. {name} puts {b} more into it. How many {items} are in the box?"
-    ),
-    Wording(
-        "buys",
+    *_wordings(
         "+",
-        "{name} buys {a} {items} on Monday and {b} {items} on Tuesday. How many {items} is that altogether?",
+        gets="{name} has {a} {items} and gets {b} more. How many {items} does {name} have now?",
+        puts="There are {a} {items} in a box. {name} puts {b} more into it. How many {items} are in the box?",
+        buys="{name} buys {a} {items} on Monday and {b} {items} on Tuesday. How many {items} is that altogether?",
+        own="How many {items} do {name} and {other} own together, if {name} has {a} and {other} has {b}?",
+        finds="In the garden {name}, who already had {a} {items}, finds {b} more. How many {items} has {they} got?",
+        ride="{a} children and {b} parents ride on a bus. How many people are on the bus?",
+        plays="{name} plays for {a} minutes before lunch and {b} minutes after it. How long is that in minutes?",
+        add="If you add {b} {items} to a pile of {a} {items}, how many {items} are in the pile?",
+        climbs="{name} climbs {a} stairs, rests and climbs {b} more. How many stairs is that?",
+        counted="{other} counted {a} red birds and {b} blue birds. How many birds were there?",
+        grew="In April a plant was {a} inches tall. Since April it grew {b} inches. How tall is it, in inches?",
     ),
-    Wording("own", "+", "How many {items} do {name} and {other} own together, if {name} has {a} and {other} has {b}?"),
-    Wording(
-        "finds",
-        "+",
-        "In the garden {name}, who already had {a} {items}, finds {b} more. How many {items} has {they} got?",
-    ),
-    Wording("ride", "+", "{a} children and {b} parents ride on a bus. How many people are on the bus?"),
-    Wording(
-        "plays", "+", "{name} plays for {a} minutes before lunch and {b} minutes after it. How long is that in minutes?"
-    ),
-    Wording("add", "+", "If you add {b} {items} to a pile of {a} {items}, how many {items} are in the pile?"),
-    Wording("climbs", "+", "{name} climbs {a} stairs, rests and climbs {b} more. How many stairs is that?"),
-    Wording("counted", "+", "{other} counted {a} red birds and {b} blue birds. How many birds were there?"),
-    Wording(
-        "grew", "+", "In April a plant was {a} inches tall. Since April it grew {b} inches. How tall is it, in inches?"
-    ),
-    Wording("lost", "-", "{name} had {a} {items}. {They} lost {b} of them. How many {items} are left?"),
-    Wording(
-        "broke",
+    *_wordings(
         "-",
-        "Of the {a} {items} on the shelf, {b} fell down and broke. How many {items} are still whole?",
-        ("eggs", "cups", "plates", "bowls"),
+        lost="{name} had {a} {items}. {They} lost {b} of them. How many {items} are left?",
+        broke="Of the {a} {items} on the shelf, {b} fell down and broke. How many {items} are still whole?",
+        gives="{name} gives {b} of {their} {a} {items} to {other}. How many {items} does {name} keep?",
+        needs="{name} needs {a} {items}, but only {b} are there. How many more {items} must {they} look for?",
+        sold="A bakery made {a} {items} in the morning and sold {b} of them by noon. How many {items} were not sold?",
+        scored="{other} scored {b} points less than {name}, who has {a} points. How many points has {other}?",
     ),
-    Wording("gives", "-", "{name} gives {b} of {their} {a} {items} to {other}. How many {items} does {name} keep?"),
-    Wording(
-        "needs", "-", "{name} needs {a} {items}, but only {b} are there. How many more {items} must {they} look for?"
-    ),
-    Wording(
-        "sold",
-        "-",
-        "A bakery made {a} {items} in the morning and sold {b} of them by noon. How many {items} were not sold?",
-        ("rolls", "cakes", "pies", "buns"),
-    ),
-    Wording(
-        "scored", "-", "{other} scored {b} points less than {name}, who has {a} points. How many points has {other}?"
-    ),
-    Wording("fills", "*", "{name} fills {a} bags with {b} {items} each. How many {items} are in the bags?"),
-    Wording("stand", "*", "A hall has {a} rows, and {b} chairs stand in every row. How many chairs has the hall?"),
-    Wording("reads", "*", "Every day {name} reads {b} pages of a book. How many pages does {they} read in {a} days?"),
-    Wording("costs", "*", "One ticket costs {b} dollars. How many dollars do {a} tickets cost?"),
-    Wording("bring", "*", "{a} friends bring {b} {items} each to the party. How many {items} do they bring together?"),
-    Wording("runs", "*", "If {name} runs {b} laps in each lesson, how many laps is that in {a} lessons?"),
-    Wording("swims", "*", "{name} swims {a} times a week, {b} laps each time. How many laps is that in a week?"),
-    Wording("bear", "*", "Each of {a} bushes can bear {b} roses. How many roses can there be?"),
-    Wording("builds", "*", "{name} builds {a} towers of {b} blocks each. How many blocks has {they} used?"),
-    Wording(
-        "sleep",
+    *_wordings(
         "*",
-        "In a camp there are {a} tents, and {b} scouts sleep in every tent. How many scouts are in the camp?",
+        fills="{name} fills {a} bags with {b} {items} each. How many {items} are in the bags?",
+        stand="A hall has {a} rows, and {b} chairs stand in every row. How many chairs has the hall?",
+        reads="Every day {name} reads {b} pages of a book. How many pages does {they} read in {a} days?",
+        costs="One ticket costs {b} dollars. How many dollars do {a} tickets cost?",
+        bring="{a} friends bring {b} {items} each to the party. How many {items} do they bring together?",
+        runs="If {name} runs {b} laps in each lesson, how many laps is that in {a} lessons?",
+        swims="{name} swims {a} times a week, {b} laps each time. How many laps is that in a week?",
+        bear="Each of {a} bushes can bear {b} roses. How many roses can there be?",
+        builds="{name} builds {a} towers of {b} blocks each. How many blocks has {they} used?",
+        sleep="In a camp there are {a} tents, and {b} scouts sleep in every tent. How many scouts are in the camp?",
+        draws="On each of {a} sheets {name} draws {b} stars. How many stars are on the sheets?",
     ),
-    Wording("draws", "*", "On each of {a} sheets {name} draws {b} stars. How many stars are on the sheets?"),
-    Wording(
-        "shares",
+    *_wordings(
         "/",
-        "{name} shares {a} {items} equally among {b} friends. How many {items} are there for each friend?",
+        shares="{name} shares {a} {items} equally among {b} friends. How many {items} are there for each friend?",
+        packed="{a} {items} are packed into boxes of {b}. How many boxes are full?",
+        cuts="{name} cuts a rope of {a} meters into {b} equal pieces. How many meters long is each piece?",
+        wash="It takes {name} {a} minutes to wash {b} cars, always equally long. How many minutes does each take?",
+        form="{a} players form teams of {b}. How many teams are there?",
+        pays="For {b} {items} {name} pays {a} dollars. How many dollars is that for each?",
     ),
-    Wording("packed", "/", "{a} {items} are packed into boxes of {b}. How many boxes are full?"),
-    Wording("cuts", "/", "{name} cuts a rope of {a} meters into {b} equal pieces. How many meters long is each piece?"),
-    Wording(
-        "wash",
-        "/",
-        "It takes {name} {a} minutes to wash {b} cars, always equally long. How many minutes does each take?",
-    ),
-    Wording("form", "/", "{a} players form teams of {b}. How many teams are there?"),
-    Wording("pays", "/", "For {b} {items} {name} pays {a} dollars. How many dollars is that for each?"),
 )
 """In training, and asked with numbers that training never uses."""
 
@@ -126,7 +115,6 @@ TWO_STEPS = (
         "loads",
         "*-",
         "A farmer loads {a} boxes of {b} {items} each. Then {c} {items} go bad. How many good {items} are left?",
-        ("melons", "plums", "peaches", "carrots"),
     ),
     Wording(
         "mixes",
@@ -147,7 +135,6 @@ TWO_STEPS = (
         "ate",
         "-*",
         "{name} asked {a} friends. {b} could not come, and each of the others ate {c} {items}. How many is that?",
-        ("cookies", "cherries", "grapes", "dates"),
     ),
     Wording(
         "opens",
@@ -168,35 +155,31 @@ TWO_STEPS = (
 """In training, and asked with numbers that training never uses."""
 
 HELD_OUT = (
-    Wording("arrive", "+", "{a} {items} and later {b} others arrive for {name} by mail. What is the total?"),
-    Wording(
-        "displays", "+", "A shop displays {a} striped {items} beside {b} plain ones. Work out the sum of both kinds."
-    ),
-    Wording(
-        "measures",
+    *_wordings(
         "+",
-        "What length, in kilometers, is a trail whose steep stretch measures {a} and whose flat stretch {b}?",
+        arrive="{a} {items} and later {b} others arrive for {name} by mail. What is the total?",
+        displays="A shop displays {a} striped {items} beside {b} plain ones. Work out the sum of both kinds.",
+        measures="What length, in kilometers, is a trail whose steep stretch measures {a} and whose flat stretch {b}?",
+        combine="Combine {a} grams of flour with {b} grams of sugar: what weight, in grams, results?",
     ),
-    Wording("combine", "+", "Combine {a} grams of flour with {b} grams of sugar: what weight, in grams, results?"),
-    Wording("perch", "-", "{a} sparrows perch along a roof until {b} fly off. What number of sparrows stays?"),
-    Wording("leaks", "-", "A tank with {a} liters of water leaks {b} liters overnight. Find the liters that remain."),
-    Wording(
-        "baked", "-", "While {other} baked {a} muffins, {name} baked {b} fewer. Tell how many muffins {name} baked."
+    *_wordings(
+        "-",
+        perch="{a} sparrows perch along a roof until {b} fly off. What number of sparrows stays?",
+        leaks="A tank with {a} liters of water leaks {b} liters overnight. Find the liters that remain.",
+        baked="While {other} baked {a} muffins, {name} baked {b} fewer. Tell how many muffins {name} baked.",
     ),
-    Wording("plants", "*", "Along each of {a} streets {name} plants {b} trees. Calculate the trees in total."),
-    Wording(
-        "earns", "*", "As a gardener {name} earns {b} coins an hour. What is {their} wage, in coins, for {a} hours?"
-    ),
-    Wording(
-        "weighs",
+    *_wordings(
         "*",
-        "A crate weighs {b} kilograms. Give the kilograms of a truckload with {a} such crates.",
+        plants="Along each of {a} streets {name} plants {b} trees. Calculate the trees in total.",
+        earns="As a gardener {name} earns {b} coins an hour. What is {their} wage, in coins, for {a} hours?",
+        weighs="A crate weighs {b} kilograms. Give the kilograms of a truckload with {a} such crates.",
+        covers="Cycling home and back, {name} covers {b} kilometers. State the distance of {a} such outings.",
     ),
-    Wording(
-        "covers", "*", "Cycling home and back, {name} covers {b} kilometers. State the distance of {a} such outings."
+    *_wordings(
+        "/",
+        split="When {b} neighbors split {a} {items} evenly, what is the portion of a single neighbor?",
+        types="In {b} seconds {name} types {a} letters at a steady speed. State the letters per second.",
+        seat="Provided that {b} guests sit at a table, what number of tables will seat {a} guests?",
     ),
-    Wording("split", "/", "When {b} neighbors split {a} {items} evenly, what is the portion of a single neighbor?"),
-    Wording("types", "/", "In {b} seconds {name} types {a} letters at a steady speed. State the letters per second."),
-    Wording("seat", "/", "Provided that {b} guests sit at a table, what number of tables will seat {a} guests?"),
 )
 """Never in training."""
