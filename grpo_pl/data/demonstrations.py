@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from grpo_pl.environments.base import Observation, text_of
-from grpo_pl.files.rows import Row, line_name, read_lines
+from grpo_pl.files.rows import Row, parsed_lines
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.types import Conversation
 
@@ -52,12 +52,7 @@ def read_demonstrations(path: str | Path) -> list[Demonstration]:
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"cold_start.demonstrations: no such file: {file}")
-    found = []
-    for line in read_lines(file):
-        try:
-            found.append(_demonstration(line.row))
-        except ValueError as error:
-            raise ValueError(f"{line_name(file, line.number)}: {error}") from error
+    found = list(parsed_lines(file, _demonstration))
     if not found:
         raise ValueError(f"{file} holds no demonstrations.")
     return found

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts, worked_lines
-from grpo_pl.files.rows import Row, line_name, read_lines
+from grpo_pl.files.rows import Row, parsed_lines
 from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.functional.sampling import row_key
 
@@ -38,15 +38,7 @@ def read_preferences(path: str | Path, *, skip: int = 0, may_be_cut_short: bool 
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"preferences: no such file: {file}")
-    found = []
-    for number, line in enumerate(read_lines(file, may_be_cut_short=may_be_cut_short)):
-        if number < skip:
-            continue
-        try:
-            found.append(_preference(line.row))
-        except ValueError as error:
-            raise ValueError(f"{line_name(file, line.number)}: {error}") from error
-    return found
+    return list(parsed_lines(file, _preference, may_be_cut_short=may_be_cut_short))[skip:]
 
 
 def _preference(row: Row) -> Preference:
@@ -103,18 +95,19 @@ class PreferenceFile(PairSource):
 
     def _split(self) -> tuple[list[Preference], list[Preference]]:
         if self._read is None:
-            pairs = read_preferences(self.path)
+            train, held_out = read_preferences(self.path), list[Preference]()
             if self.val_path is not None:
-                train, held_out = pairs, read_preferences(self.val_path)
+                held_out = read_preferences(self.val_path)
                 if shared := {pair.prompt for pair in train} & {pair.prompt for pair in held_out}:
                     raise ValueError(
                         f"{len(shared)} prompts of {self.val_path} are in {self.path} as well, such as "
                         f"{min(shared)[:60]!r}: hold out others."
                     )
             else:
-                apart = [row_key("held out", pair.prompt) % 10_000 < 10_000 * self.val_share for pair in pairs]
-                train = [pair for pair, out in zip(pairs, apart, strict=True) if not out]
-                held_out = [pair for pair, out in zip(pairs, apart, strict=True) if out]
+                parts: tuple[list[Preference], list[Preference]] = ([], [])
+                for pair in train:
+                    parts[row_key("held out", pair.prompt) % 10_000 < 10_000 * self.val_share].append(pair)
+                train, held_out = parts
             for what, part, path in (
                 ("training", train, self.path),
                 ("held-out", held_out, self.val_path or self.path),

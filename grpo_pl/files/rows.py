@@ -9,12 +9,13 @@ from codecs import BOM_UTF8
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from grpo_pl.files.writing import append_lines, staged
 
 JSON_ENDINGS = (".jsonl", ".json", ".ndjson")
 
+T = TypeVar("T")
 Row = dict[str, Any]
 """One line of a JSON Lines file, one row of a table."""
 
@@ -49,6 +50,19 @@ def read_lines(file: Path, *, may_be_cut_short: bool = False) -> Generator[Line]
             if raw.removeprefix(BOM_UTF8).strip() and (raw.endswith(b"\n") or not may_be_cut_short):
                 yield Line(number, offset, parse_object(raw, line_name(file, number)))
             offset += len(raw)
+
+
+def parsed_lines(file: Path, parse: Callable[[Row], T], *, may_be_cut_short: bool = False) -> Generator[T]:
+    """What ``parse`` makes of each row.
+
+    Raises:
+        ValueError: as `read_lines`, or what ``parse`` raises, with file and number.
+    """
+    for line in read_lines(file, may_be_cut_short=may_be_cut_short):
+        try:
+            yield parse(line.row)
+        except ValueError as error:
+            raise ValueError(f"{line_name(file, line.number)}: {error}") from error
 
 
 def line_name(file: Path | str, number: int) -> str:

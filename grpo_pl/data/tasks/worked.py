@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import math
 import operator
 import re
@@ -79,8 +80,7 @@ def long_product(expression: str) -> list[str]:
     if len(factors) != 2:
         return []
     first, second = factors
-    carried = 0
-    lines: list[str] = []
+    lines, carried = list[str](), 0
     for digit in map(int, reversed(str(second))):
         part = first * digit
         lines += [f"{first}*{digit}={part}", *in_columns(part, carried)]
@@ -91,8 +91,7 @@ def long_product(expression: str) -> list[str]:
 def in_columns(first: int, second: int) -> list[str]:
     """A sum, a line for each digit of the second number and one for the last carry: 129 + 8 to ``9+8=17``, ``12+1=13``;
     nothing where there is nothing to add."""
-    lines: list[str] = []
-    carry = 0
+    lines, carry = list[str](), 0
     while second:
         total = first % 10 + second % 10 + carry
         lines.append(f"{first % 10}+{second % 10}{'+1' if carry else ''}={total}")
@@ -102,14 +101,12 @@ def in_columns(first: int, second: int) -> list[str]:
 
 def euclid(numbers: list[int]) -> list[str]:
     """Euclid's algorithm, number after number: ``12, 9`` to ``12-1*9=3``, ``9-3*3=0``."""
-    lines = []
-    found = numbers[0]
+    lines, found = [], numbers[0]
     for number in numbers[1:]:
-        a, b = max(found, number), min(found, number)
-        while b:
-            lines.append(f"{a}-{a // b}*{b}={a % b}")
-            a, b = b, a % b
-        found = a
+        found, rest = max(found, number), min(found, number)
+        while rest:
+            lines.append(f"{found}-{found // rest}*{rest}={found % rest}")
+            found, rest = rest, found % rest
     return lines
 
 
@@ -151,30 +148,28 @@ def common_multiple(numbers: Sequence[int]) -> list[str]:
 
 def divided_out(numerator: int, denominator: int) -> list[str]:
     """Euclid's algorithm, then both divided by what is common."""
-    lines = euclid([numerator, denominator])
-    common = int(lines[-1].split("*")[1].split("=")[0])
-    return [*lines, *(f"{number}/{common}={number // common}" for number in (numerator, denominator))]
+    common = math.gcd(numerator, denominator)
+    both = (f"{number}/{common}={number // common}" for number in (numerator, denominator))
+    return [*euclid([numerator, denominator]), *both]
 
 
 def factored(factors: Sequence[int]) -> list[str]:
     """Divided by one factor after the other: 2, 3, 7 to ``42/2=21``, ``21/3=7``."""
-    rest, lines = 1, []
-    for factor in reversed(factors):
-        if rest > 1:
-            lines.append(f"{factor * rest}/{factor}={rest}")
-        rest *= factor
-    return lines[::-1]
+    rest, lines = math.prod(factors), []
+    for factor in factors[:-1]:
+        lines.append(f"{rest}/{factor}={rest // factor}")
+        rest //= factor
+    return lines
 
 
 def rebased(digits: str, source: int, target: int) -> list[str]:
     """The number built up digit after digit, then divided down: ``132`` from base 4 to 6 as ``1*4+3=7``,
     ``7*4+2=30``, ``30=5*6+0``, ``5=0*6+5``."""
-    number = 0 if not digits else int(digits[0], 36)
-    lines: list[str] = []
-    for digit in digits[1:]:
-        total = number * source + int(digit, 36)
-        lines.append(f"{number}*{source}+{int(digit, 36)}={total}")
-        number = total
+    values = [int(digit, 36) for digit in digits] or [0]
+    number, lines = values[0], []
+    for value in values[1:]:
+        lines.append(f"{number}*{source}+{value}={number * source + value}")
+        number = number * source + value
     while number:
         lines.append(f"{number}={number // target}*{target}+{number % target}")
         number //= target
@@ -184,8 +179,7 @@ def rebased(digits: str, source: int, target: int) -> list[str]:
 def halving(number: int) -> list[str]:
     """The number halved until nothing is left, each time with the 1 bits counted so far: 5 to ``5:1``, ``2:1``,
     ``1:2``."""
-    lines: list[str] = []
-    count = 0
+    lines, count = [], 0
     while number:
         count += number % 2
         lines.append(f"{number}:{count}")
@@ -227,8 +221,7 @@ def _linear(side: str) -> tuple[int, int] | None:
 
 def _divided(number: int, divisor: int) -> list[str]:
     """Long division, a line for each digit of the quotient."""
-    rest = 0
-    lines: list[str] = []
+    lines, rest = list[str](), 0
     for digit in str(number):
         rest = 10 * rest + int(digit)
         if rest >= divisor or lines:
@@ -259,13 +252,8 @@ def deciphered(rotation: int, cipher: str, clear: str) -> list[str]:
 
 def counted(text: str, letter: str) -> str:
     """The text with a count behind every such letter: ``noon`` and ``o`` to ``no1o2n``."""
-    count, copied = 0, ""
-    for each in text:
-        copied += each
-        if each.lower() == letter.lower():
-            count += 1
-            copied += str(count)
-    return copied
+    numbers = itertools.count(1)
+    return "".join(f"{each}{next(numbers)}" if each.lower() == letter.lower() else each for each in text)
 
 
 def inserted(items: Sequence[str], goal: Sequence[str]) -> list[str]:
