@@ -21,8 +21,8 @@ from typing import IO, Any, Literal
 
 from grpo_pl.environments import fork_server
 from grpo_pl.environments.agent_session import MODEL, AgentCall, AgentSession
-from grpo_pl.environments.base import Blame, Environment, EpisodeEnded, Observation, Status, Step, resolved
-from grpo_pl.environments.tool_calls import CallParser, HermesCalls
+from grpo_pl.environments.base import Blame, EpisodeEnded, Observation, Status, Step, resolved
+from grpo_pl.environments.tool_calls import CallsTools
 from grpo_pl.processes.child_process import exit_name
 from grpo_pl.processes.resource_limits import forbid_inspection, kill_with_parent, set_limit
 
@@ -31,7 +31,7 @@ _LONGEST_RESULT = 1 << 15  # bytes, which a pipe takes without a reader
 
 
 @dataclass(kw_only=True)
-class AgentEnvironment(Environment):
+class AgentEnvironment(CallsTools):
     """An agent is a function ``run(task, base_url, api_key)``, or a program of any language; it asks the policy by
     ``POST {base_url}/chat/completions``, whole or streamed, with or without tools.
 
@@ -48,8 +48,6 @@ class AgentEnvironment(Environment):
     columns of the problem, ``question`` and ``answer`` among them, and ``seed``."""
     command: Sequence[str] = ()
     """In place of ``agent``: a program and its arguments, such as ``[node, agent.js]``."""
-    parser: CallParser = field(default_factory=HermesCalls)
-    """Form in which the policy writes calls of tools and reads results."""
     rewarded_by: Literal["rewards", "agent"] = "rewards"
     """By default the rewards of the run judge what the policy wrote, and what the agent says about a reward is ignored.
     With ``agent`` the reward is what ``run`` returns, or what is sent as ``POST {base_url}/reward {"reward": 1.0}``
@@ -108,10 +106,6 @@ class AgentEnvironment(Environment):
     @property
     def pays(self) -> bool:
         return self.rewarded_by == "agent"
-
-    @property
-    def observation_role(self) -> str:
-        return self.parser.role
 
     def access(self, session: AgentSession) -> dict[str, str]:
         """The variables by which an agent finds the policy."""

@@ -7,10 +7,10 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
-from grpo_pl.environments.base import Observation, Step, listed
+from grpo_pl.environments.base import Environment, Observation, Step, listed
 
 Tool = Callable[..., Any] | Mapping[str, Any]
 """A function, or its JSON schema as chat templates take it: ``{"type": "function", "function": {…}}``."""
@@ -237,6 +237,22 @@ def _argument(tool: Tool) -> str:
     """The parameter that a call in tags gives: the needed one, or else the first."""
     needed = _parameters(tool)
     return max(needed, key=lambda parameter: needed[parameter])
+
+
+@dataclass(kw_only=True)
+class CallsTools(Environment):
+    """Base of environments in which the policy calls tools."""
+
+    parser: CallParser = field(default_factory=HermesCalls)
+    """Form in which the policy writes calls of tools and reads results."""
+
+    @property
+    def told_tools(self) -> str:
+        return self.parser.told(self.tool_schemas) if self.tool_schemas else ""
+
+    @property
+    def observation_role(self) -> str:
+        return self.parser.role
 
 
 def answered(

@@ -8,18 +8,18 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from grpo_pl.environments.base import Environment, Observation, Step, Unavailable, resolved
-from grpo_pl.environments.tool_calls import Call, CallParser, HermesCalls, Result, answered
+from grpo_pl.environments.base import Observation, Step, Unavailable, resolved
+from grpo_pl.environments.tool_calls import Call, CallsTools, Result, answered
 from grpo_pl.rewards.function import reference_of
 from grpo_pl.rewards.sandbox.pool import SandboxSettings, WorkerPool, shared_pool
 
 
 @dataclass(kw_only=True)
-class ToolEnvironment(Environment):
+class ToolEnvironment(CallsTools):
     """Functions with type hints and a docstring, as TRL's ``tools`` take them, called in the sandbox of the rewards.
 
     Whatever a call does, the policy is told: a result, or an error where the call is malformed, names no tool, raises,
@@ -29,8 +29,6 @@ class ToolEnvironment(Environment):
 
     tools: Sequence[str | Callable[..., Any]]
     """Functions, or ``package.module:function`` or ``path/to/file.py:function``."""
-    parser: CallParser = field(default_factory=HermesCalls)
-    """Form of calls."""
     isolation: Literal["thread", "process"] = "thread"
     """Calls run in processes of the sandbox; the episodes themselves are trusted."""
     time_limit_s: float = 5.0
@@ -75,14 +73,6 @@ class ToolEnvironment(Environment):
         if self._pool is not None:
             self._pool.close()
             self._pool = None
-
-    @property
-    def told_tools(self) -> str:
-        return self.parser.told(self.tool_schemas)
-
-    @property
-    def observation_role(self) -> str:
-        return self.parser.role
 
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> tuple[Observation, Mapping[str, Any]]:
         return "", {}

@@ -6,16 +6,16 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from grpo_pl.environments.base import Environment, Observation, Step, resolved
-from grpo_pl.environments.tool_calls import Call, CallParser, HermesCalls, Result, answered
+from grpo_pl.environments.base import Observation, Step, resolved
+from grpo_pl.environments.tool_calls import Call, CallsTools, Result, answered
 from grpo_pl.environments.tools import schema
 
 
 @dataclass(kw_only=True)
-class TRLEnvironment(Environment):
+class TRLEnvironment(CallsTools):
     """``factory()`` gives an object with ``reset(**row) -> str | None``; its other public, typed methods are tools.
 
     What ``reset`` returns follows the question. An action without a call ends the episode. ``get_reward() -> float``,
@@ -25,8 +25,6 @@ class TRLEnvironment(Environment):
 
     factory: str | Callable[[], Any]
     """The factory, or ``package.module:factory`` or ``path/to/file.py:factory``; a class is one."""
-    parser: CallParser = field(default_factory=HermesCalls)
-    """Form of calls."""
 
     def __post_init__(self) -> None:
         self._make = resolved(self.factory)
@@ -52,14 +50,6 @@ class TRLEnvironment(Environment):
     @functools.cached_property
     def tool_schemas(self) -> Sequence[Mapping[str, Any]]:  # type: ignore[override]
         return [schema(method) for method in _tools(self._make()).values()]
-
-    @property
-    def told_tools(self) -> str:
-        return self.parser.told(self.tool_schemas)
-
-    @property
-    def observation_role(self) -> str:
-        return self.parser.role
 
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> tuple[Observation, Mapping[str, Any]]:
         self._object = self._make()
