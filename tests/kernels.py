@@ -35,5 +35,5 @@ def small_model(
     return model.eval()
 
 
-def named_keys(prompts: int, group: int) -> list[list[SampleKey]]:
-    return make_keys(prompts, group, seed=7, step=0, prompt_id=0)
+def named_keys(prompts: int, group: int, seed: int = 7) -> list[list[SampleKey]]:
+    return make_keys(prompts, group, seed=seed, step=0, prompt_id=0)

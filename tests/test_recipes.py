@@ -1,7 +1,8 @@
-"""The recipes for real models and data, with a small local model and a Parquet file in GSM8K's columns."""
+"""The recipes for real models and data take steps with a small local model, on Parquet files of the same columns."""
 
-import csv
+import json
 import random
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from jsonargparse import ArgumentParser
 from grpo_pl.config.objects import build
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.tokenizer import CHARACTERS
 from grpo_pl.rewards import FormatReward, LenientAnswerReward, StrictAnswerReward
 from grpo_pl.rewards.base import Reward
 from grpo_pl.training.module import GRPOModule
@@ -29,14 +31,14 @@ SMALL = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
-    "max_position_embeddings": 1024,
+    "max_position_embeddings": 2048,
 }
 
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    policy = PolicyConfig(from_scratch=SMALL)
+    policy = PolicyConfig(from_scratch=SMALL, characters=f"{CHARACTERS}€")  # some problems are about euros
     tokenizer = load_tokenizer(policy)
     tokenizer.chat_template = CHAT
     tokenizer.save_pretrained(folder)
@@ -44,10 +46,47 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def gsm8k(tmp_path_factory: pytest.TempPathFactory) -> Path:
+Rows = list[dict[str, str]]
+
+
+@pytest.fixture
+def train(
+    fresh_command_line: Any, model_folder: Path, read_metrics: Callable[[Path], Rows]
+) -> Callable[..., tuple[Path, Rows]]:
+    """``train(tree, *flags)``: a few steps of a recipe; its run folder, and the rows of its metrics."""
+
+    def run(tree: dict[str, Any], *flags: str) -> tuple[Path, Rows]:
+        tree["model"]["policy"] = {"path": str(model_folder)}
+        config = fresh_command_line.folder / "recipe.yaml"
+        config.write_text(yaml.safe_dump(tree))
+        fresh_command_line.done(
+            "fit",
+            f"--config={config}",
+            *("--trainer.accelerator=cpu", "--trainer.precision=32", "--trainer.val_check_interval=1"),
+            *("--data.steps=1", "--data.val_prompts=4", "--model.validation.samples=2"),
+            *("--model.algorithm.group_size=2", "--model.sampling.max_completion_length=6", *flags),
+        )
+        folder = fresh_command_line.runs / "recipe"
+        return folder, read_metrics(folder / "metrics.csv")
+
+    return run
+
+
+def _recipe(name: str) -> dict[str, Any]:
+    return dict(yaml.safe_load((CONFIGS / f"{name}.yaml").read_text()))
+
+
+def _table(folder: Path, name: str, rows: list[Mapping[str, Any]]) -> str:
+    file = folder / f"{name}.parquet"
+    datasets.Dataset.from_list(rows).to_parquet(file)
+    return str(file)
+
+
+@pytest.mark.parametrize("recipe", ["gsm8k", "r1_zero"])
+def test_a_recipe_takes_three_steps_with_a_local_model_and_file(
+    train: Callable[..., tuple[Path, Rows]], tmp_path: Path, recipe: str
+) -> None:
     """30 problems whose answers are written as in GSM8K."""
-    folder = tmp_path_factory.mktemp("gsm8k")
     rows = [
         {
             "question": f"Ann has {i} apples and buys {i + 1} more. How many apples does Ann have?",
@@ -55,32 +94,79 @@ def gsm8k(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
         for i in range(30)
     ]
-    datasets.Dataset.from_list(rows).to_parquet(folder / "train.parquet")
-    return folder / "train.parquet"
-
-
-@pytest.mark.parametrize("recipe", ["gsm8k", "r1_zero"])
-def test_a_recipe_takes_three_steps_with_a_local_model_and_file(
-    fresh_command_line: Any, model_folder: Path, gsm8k: Path, recipe: str
-) -> None:
-    outcome = fresh_command_line(
-        "fit",
-        *("--config", CONFIGS / f"{recipe}.yaml"),
-        f"--model.policy.path={model_folder}",
-        f"--data.source.path={gsm8k}",
+    run, rows = train(
+        _recipe(recipe),
+        f"--data.source.path={_table(tmp_path, 'train', rows)}",
         *("--data.source.subset=null", "--data.source.val_split=null", "--data.source.val_share=0.2"),
-        *("--data.steps=3", "--data.prompts_per_step=2", "--data.val_prompts=2", "--model.validation.samples=1"),
-        *("--model.algorithm.group_size=2", "--model.sampling.max_completion_length=8"),
-        *("--trainer.accelerator=cpu", "--trainer.val_check_interval=3"),
+        *("--data.steps=3", "--data.prompts_per_step=2", "--trainer.val_check_interval=3"),
     )
-    assert outcome.status == 0, outcome.err
-    run = fresh_command_line.runs / recipe
-    with (run / "metrics.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["reward"]]
-    assert len(rows) == 3
-    assert {"rewards/math/mean", "completions/reflection_rate"} <= rows[0].keys()
+    steps = [row for row in rows if "reward" in row]
+    assert len(steps) == 3
+    assert {"rewards/math/mean", "completions/reflection_rate"} <= steps[0].keys()
     assert (run / "export" / "model.safetensors").is_file()
     assert yaml.safe_load((run / "config.yaml").read_text())["data"]["source"]["init_args"]["question"] == "question"
+
+
+def test_math(train: Callable[..., tuple[Path, Rows]], tmp_path: Path) -> None:
+    tree = _recipe("math")
+    problems = [
+        {"problem": f"Compute {i}/2.", "solution": rf"It is $\boxed{{\frac{{{i}}}{{2}}}}$.", "level": "1", "type": "x"}
+        for i in range(12)
+    ]
+    test = [{"problem": f"Compute {i}/3.", "solution": "", "answer": rf"\frac{{{i}}}{{3}}"} for i in range(4)]
+    tree["data"]["source"]["init_args"]["source"]["init_args"]["path"] = _table(tmp_path, "train", problems)
+    tree["data"]["validation_sets"]["math500"]["init_args"] |= {
+        "path": _table(tmp_path, "test", test), "train_split": "train", "val_split": "train"
+    }  # fmt: skip
+    run, rows = train(tree, "--data.prompts_per_step=2")
+    assert any(row.get("val/math500/pass@1") for row in rows)
+    lines = (run / "completions.jsonl").read_text().splitlines()
+    golds = {json.loads(line)["answer"] for line in lines}
+    assert golds <= {rf"\frac{{{i}}}{{2}}" for i in range(12)}  # the box, and nothing around it
+
+
+def test_dapo_math(train: Callable[..., tuple[Path, Rows]], tmp_path: Path) -> None:
+    tree = _recipe("dapo_math")
+    columns = {"reward_model": {"style": "rule"}}
+    asked = [{"prompt": f"What is {i}+1?", "solution": str(i + 1), **columns} for i in range(300)]
+    aime = [{"id": i, "problem": f"What is {i}*7?", "answer": 7 * i} for i in range(3)]
+    path = _table(tmp_path, "dapo", asked)
+    tree["data"]["source"]["init_args"] |= {"path": path, "subset": None, "val_share": 0.1}
+    tree["data"]["validation_sets"]["aime24"]["init_args"]["path"] = _table(tmp_path, "aime", aime)
+    _, rows = train(tree, "--data.prompts_per_step=2")
+    assert any(row.get("val/aime24/maj@2") and row.get("val/pass@1") for row in rows)
+
+
+def test_countdown(train: Callable[..., tuple[Path, Rows]]) -> None:
+    pytest.importorskip("reasoning_gym")
+    tree = _recipe("countdown")
+    _, rows = train(tree, "--data.prompts_per_step=2")
+    assert any(row.get("rewards/reasoning_gym/mean") for row in rows)
+
+
+def test_a_mixture_reports_every_part(train: Callable[..., tuple[Path, Rows]]) -> None:
+    pytest.importorskip("reasoning_gym")
+    tree = _recipe("reasoning_gym_mixture")
+    _, rows = train(tree, "--data.prompts_per_step=5", "--data.val_prompts=5")
+    step = next(row for row in rows if row.get("reward"))
+    parts = {"chain_sum", "gsm_symbolic", "countdown", "leg_counting"}
+    assert {name for name in parts if step.get(f"sources/{name}/reward")} == parts
+    held_out = next(row for row in rows if row.get("val/pass@1"))
+    assert {name for name in parts if held_out.get(f"val/{name}/greedy")} == parts
+    weights = {"gsm_symbolic": 2}
+    mean = sum(weights.get(name, 1) * float(step[f"sources/{name}/reward"]) for name in parts) / 5
+    assert float(step["reward"]) == pytest.approx(mean)
+
+
+@pytest.mark.slow
+def test_chain_sum_is_learned_from_nothing_on_a_cpu(
+    fresh_command_line: Any, read_metrics: Callable[[Path], Rows]
+) -> None:
+    pytest.importorskip("reasoning_gym")
+    fresh_command_line.done("fit", f"--config={CONFIGS / 'reasoning_gym.yaml'}")
+    rows = read_metrics(fresh_command_line.runs / "reasoning_gym" / "metrics.csv")
+    held_out = [float(row["val/pass@1"]) for row in rows if "val/pass@1" in row]
+    assert held_out[-1] - held_out[0] >= 0.2
 
 
 @pytest.mark.parametrize("overlay", sorted((CONFIGS / "template").glob("*.yaml")), ids=lambda path: path.stem)
@@ -95,20 +181,17 @@ def test_a_template_overlay_sets_every_field_of_the_template(overlay: Path) -> N
 
 def test_the_think_answer_overlay_is_the_template_of_r1_zero() -> None:
     overlay = yaml.safe_load((CONFIGS / "template" / "think_answer.yaml").read_text())["model"]["template"]
-    recipe = yaml.safe_load((CONFIGS / "r1_zero.yaml").read_text())["model"]["template"]
+    recipe = _recipe("r1_zero")["model"]["template"]
     assert {key: overlay[key] for key in recipe} == recipe
 
 
 def _parts(config: str, key: str) -> Any:
     """What a configuration names, built: rewards, or a judge."""
-    loaded = yaml.safe_load((CONFIGS / f"{config}.yaml").read_text())
+    loaded: Any = _recipe(config)
     for name in key.split("."):
         loaded = loaded[name]
-    return (
-        [build(Reward, spec, "reward") for spec in loaded]
-        if isinstance(loaded, list)
-        else build(Reward, loaded, "reward")
-    )
+    built = [build(Reward, spec, "reward") for spec in (loaded if isinstance(loaded, list) else [loaded])]
+    return built if isinstance(loaded, list) else built[0]
 
 
 def test_the_demonstrations_of_the_quickstart_are_worth_everything_there() -> None:
@@ -130,14 +213,15 @@ def test_r1_zero_takes_an_answer_in_a_sentence_and_the_quickstart_does_not() -> 
     assert StrictAnswerReward()([text], ["42"], {})[0].value == 0.0
 
 
-def test_sorting_starts_with_digits_alone_and_its_watch_sees_no_new_form(fresh_command_line: Any) -> None:
+def test_sorting_starts_with_digits_alone_and_its_watch_sees_no_new_form(
+    fresh_command_line: Any, read_metrics: Callable[[Path], Rows]
+) -> None:
     """Its gold answers are written with spaces, which the vocabulary of the policy does without."""
-    outcome = fresh_command_line(
+    fresh_command_line.done(
         *("fit", "--config", CONFIGS / "sorting.yaml", "--data.steps=16", "--data.prompts_per_step=4"),
         *("--data.val_prompts=2", "--data.val_batch_size=2", "--trainer.val_check_interval=16"),
     )
-    assert outcome.status == 0, outcome.err
-    with (fresh_command_line.runs / "sorting" / "metrics.csv").open(newline="") as file:
-        drift = [row["watch/form_drift"] for row in csv.DictReader(file) if row["watch/form_drift"]]
+    rows = read_metrics(fresh_command_line.runs / "sorting" / "metrics.csv")
+    drift = [row["watch/form_drift"] for row in rows if "watch/form_drift" in row]
     assert len(drift) == 6
     assert set(map(float, drift)) == {0.0}

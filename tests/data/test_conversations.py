@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,11 @@ def said(*turns: tuple[str, str]) -> list[dict[str, str]]:
     return [{"role": role, "content": content} for role, content in turns]
 
 
-def write(file: Path, rows: list[dict[str, Any]]) -> Path:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
-
-
 @pytest.mark.parametrize("kind", [JsonLinesPrompts, TablePrompts])
-def test_a_column_of_messages_is_read_as_a_conversation(kind: type[RowPrompts], tmp_path: Path) -> None:
+def test_a_column_of_messages_is_read_as_a_conversation(kind: type[RowPrompts], jsonl: Callable[..., str]) -> None:
     one, two = said(("system", "Add."), ("user", "1+1=")), said(("user", "Hi"), ("assistant", "Yes?"), ("user", "2+2="))
-    file = write(tmp_path / "a.jsonl", [{"prompt": one, "answer": "2"}, {"prompt": two, "answer": "4"}])
-    first, second = kind(path=str(file), question="prompt", val_share=0.0).problems("train")
+    file = jsonl([{"prompt": one, "answer": "2"}, {"prompt": two, "answer": "4"}])
+    first, second = kind(path=file, question="prompt", val_share=0.0).problems("train")
     assert (first.question, first.messages) == ("1+1=", tuple(one))
     assert (second.question, second.messages) == ("user: Hi\n\nassistant: Yes?\n\nuser: 2+2=", tuple(two))
     assert "prompt" not in first.columns
@@ -51,19 +47,19 @@ def test_a_column_of_messages_is_read_as_a_conversation(kind: type[RowPrompts], 
         (said(("system", "only")), "the last message must be the user's"),
     ],
 )
-def test_a_conversation_that_cannot_be_asked_names_its_row(turns: Any, why: str, tmp_path: Path) -> None:
-    file = write(tmp_path / "a.jsonl", [{"prompt": turns, "answer": "2"}])
+def test_a_conversation_that_cannot_be_asked_names_its_row(turns: Any, why: str, jsonl: Callable[..., str]) -> None:
+    file = jsonl([{"prompt": turns, "answer": "2"}])
     with pytest.raises(ValueError, match=rf"line 1: .*{why}"):
-        JsonLinesPrompts(path=str(file), question="prompt", val_share=0.0).problems("train")
+        JsonLinesPrompts(path=file, question="prompt", val_share=0.0).problems("train")
 
 
-def test_conversations_with_one_question_are_held_out_together(tmp_path: Path) -> None:
+def test_conversations_with_one_question_are_held_out_together(jsonl: Callable[..., str]) -> None:
     rows = [
         {"prompt": said(("system", f"You are {who}."), ("user", f"{n}+1=")), "answer": str(n + 1)}
         for who in "AB"
         for n in range(30)
     ]
-    source = JsonLinesPrompts(path=str(write(tmp_path / "a.jsonl", rows)), question="prompt", val_share=0.3)
+    source = JsonLinesPrompts(path=jsonl(rows), question="prompt", val_share=0.3)
     train, val = ({prompt.question for prompt in source.problems(split)} for split in ("train", "val"))
     assert val and train and not train & val
 
@@ -88,15 +84,15 @@ def test_what_is_asked_is_the_conversation_where_there_is_one() -> None:
     assert Problem(id=1, question="1+1=", answer="2", messages=talk).asked == talk
 
 
-def test_a_missing_answer_column_says_how_to_do_without(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.jsonl", [{"question": "Say hello."}])
+def test_a_missing_answer_column_says_how_to_do_without(jsonl: Callable[..., str]) -> None:
+    file = jsonl([{"question": "Say hello."}])
     for kind in (JsonLinesPrompts, TablePrompts):
         with pytest.raises(ValueError, match=r"no column 'answer'.*set data.source.answer to null"):
-            kind(path=str(file), val_share=0.0).problems("train")
-        (prompt,) = kind(path=str(file), val_share=0.0, answer=None).problems("train")
+            kind(path=file, val_share=0.0).problems("train")
+        (prompt,) = kind(path=file, val_share=0.0, answer=None).problems("train")
         assert prompt.answer == ""
     with pytest.raises(ValueError, match="answer is null, so answer_pattern"):
-        JsonLinesPrompts(path=str(file), answer=None, answer_pattern="(x)")
+        JsonLinesPrompts(path=file, answer=None, answer_pattern="(x)")
 
 
 REWARD = """
@@ -106,18 +102,13 @@ def brief(prompts, completions, **columns):
 """
 
 
-def test_conversations_without_answers_train(command_line: Any, tmp_path: Path) -> None:
+def test_conversations_without_answers_train(command_line: Any, tmp_path: Path, jsonl: Callable[..., str]) -> None:
     (tmp_path / "brief.py").write_text(REWARD)
     rows = [{"prompt": said(("system", "Add."), ("user", f"{a}+{b}="))} for a in range(5) for b in range(5)]
     data = {
         "source": {
             "class_path": "grpo_pl.data.json_lines.JsonLinesPrompts",
-            "init_args": {
-                "path": str(write(tmp_path / "a.jsonl", rows)),
-                "question": "prompt",
-                "answer": None,
-                "val_share": 0.3,
-            },
+            "init_args": {"path": jsonl(rows), "question": "prompt", "answer": None, "val_share": 0.3},
         },
         "steps": 2,
         "prompts_per_step": 2,

@@ -1,7 +1,6 @@
 """Repeats and shared n-grams between the splits."""
 
-import json
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -41,23 +40,25 @@ def test_problems_without_a_question_repeat_none() -> None:
 ARITHMETIC = "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts"
 
 
-def _table(folder: Path, name: str, questions: list[str], **arguments: Any) -> dict[str, Any]:
-    file = folder / f"{name}.jsonl"
-    file.write_text("".join(json.dumps({"question": q, "answer": "2"}) + "\n" for q in questions))
-    return {"class_path": "grpo_pl.data.tables.TablePrompts", "init_args": {"path": str(file), **arguments}}
+def _rows(questions: list[str]) -> list[dict[str, str]]:
+    return [{"question": question, "answer": "2"} for question in questions]
+
+
+def _table(path: str, **arguments: Any) -> dict[str, Any]:
+    return {"class_path": "grpo_pl.data.tables.TablePrompts", "init_args": {"path": path, **arguments}}
 
 
 @pytest.mark.parametrize("verb", ["fit", pytest.param("validate", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("made_up", [False, True])
 def test_a_validation_set_that_repeats_training_questions_is_refused_unless_allowed(
-    command_line: Any, tmp_path: Path, verb: str, made_up: bool
+    command_line: Any, jsonl: Callable[..., str], verb: str, made_up: bool
 ) -> None:
     numbers = [f"{i}+{i}=" for i in range(9)]
     if made_up:  # the same sums, others of them held out
         source, more = ({"class_path": ARITHMETIC, "init_args": {"digits": 1, "seed": seed}} for seed in (0, 1))
     else:
-        source = _table(tmp_path, "a", [*numbers, "1+2="], val_share=0.4)
-        more = _table(tmp_path, "b", numbers[:3], train_split="train", val_split="train")
+        source = _table(jsonl(_rows([*numbers, "1+2="])), val_share=0.4)
+        more = _table(jsonl(_rows(numbers[:3]), "b.jsonl"), train_split="train", val_split="train")
     config = command_line.config(
         f"overlap-{verb}-{made_up}",
         data__source=source,
@@ -74,11 +75,9 @@ def test_a_validation_set_that_repeats_training_questions_is_refused_unless_allo
     command_line.done(verb, f"--config={config}", "--data.allow_overlap=true")
 
 
-def test_likeness_is_a_note_that_names_the_set_and_the_problems(command_line: Any, tmp_path: Path) -> None:
+def test_likeness_is_a_note_that_names_the_set_and_the_problems(command_line: Any, jsonl: Callable[..., str]) -> None:
     train = ["1+2+3+4+5+6+7=", "1+1=", "2+2="]  # thirteen words, and the equals sign
-    source = _table(
-        tmp_path, "a", train, val_path=_table(tmp_path, "v", ["3+3=", "9-1+2+3+4+5+6+7"])["init_args"]["path"]
-    )
+    source = _table(jsonl(_rows(train)), val_path=jsonl(_rows(["3+3=", "9-1+2+3+4+5+6+7"]), "val.jsonl"))
     config = command_line.config("alike", data__source=source, model__cold_start=None)
     done = command_line.done("validate", f"--config={config}", "--data.prompts_per_step=1")
     note = "val: 1 of 2 held-out problems share 13 words in a row with a training problem (ids 1)."

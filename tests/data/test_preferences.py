@@ -1,7 +1,6 @@
 """Pairs from files, with what is refused in them, and made-up ones."""
 
-import json
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,19 +10,13 @@ from grpo_pl.data.preferences import BrevityPreferences, Preference, PreferenceF
 GOOD = {"prompt": "1+1=", "chosen": "2", "rejected": "3", "source": "ignored"}
 
 
-def _file(folder: Path, *rows: Any) -> Path:
-    file = folder / "pairs.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
-
-
-def test_a_file_holds_texts_or_messages(tmp_path: Path) -> None:
+def test_a_file_holds_texts_or_messages(jsonl: Callable[..., str]) -> None:
     chat = {
         "prompt": [{"role": "user", "content": "Hi"}],
         "chosen": [{"role": "assistant", "content": "Hello!"}],
         "rejected": [{"role": "assistant", "content": "What?"}],
     }
-    file = _file(tmp_path, GOOD, chat)
+    file = jsonl([GOOD, chat])
     assert read_preferences(file) == [Preference("1+1=", "2", "3"), Preference("Hi", "Hello!", "What?")]
     assert read_preferences(file, skip=1) == [Preference("Hi", "Hello!", "What?")]
 
@@ -37,14 +30,14 @@ def test_a_file_holds_texts_or_messages(tmp_path: Path) -> None:
         ({**GOOD, "chosen": 2}, "chosen must be a text or a list of messages, got 2"),
     ],
 )
-def test_a_row_that_is_no_pair_is_named_by_its_line(tmp_path: Path, row: Any, told: str) -> None:
+def test_a_row_that_is_no_pair_is_named_by_its_line(jsonl: Callable[..., str], row: Any, told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        read_preferences(_file(tmp_path, GOOD, row))
+        read_preferences(jsonl([GOOD, row]))
 
 
-def test_no_prompt_is_trained_on_and_held_out(tmp_path: Path) -> None:
+def test_no_prompt_is_trained_on_and_held_out(jsonl: Callable[..., str]) -> None:
     rows = [{"prompt": f"{i % 40}", "chosen": f"a{i}", "rejected": "b"} for i in range(200)]
-    source = PreferenceFile(path=str(_file(tmp_path, *rows)), val_share=0.25)
+    source = PreferenceFile(path=jsonl(rows), val_share=0.25)
     train, held_out = source.training(), source.held_out()
     assert len(train) + len(held_out) == 200 and 20 <= len(held_out) <= 80
     assert not {pair.prompt for pair in train} & {pair.prompt for pair in held_out}
@@ -53,9 +46,9 @@ def test_no_prompt_is_trained_on_and_held_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [[], [GOOD]])
-def test_a_file_without_pairs_to_train_on_or_hold_out_is_refused(tmp_path: Path, rows: list[Any]) -> None:
-    with pytest.raises(ValueError, match=r"pairs.jsonl holds no (training|held-out) pairs"):
-        PreferenceFile(path=str(_file(tmp_path, *rows))).training()
+def test_a_file_without_pairs_to_train_on_or_hold_out_is_refused(jsonl: Callable[..., str], rows: list[Any]) -> None:
+    with pytest.raises(ValueError, match=r"rows.jsonl holds no (training|held-out) pairs"):
+        PreferenceFile(path=jsonl(rows)).training()
 
 
 def test_made_up_pairs_prefer_the_shorter_thought() -> None:

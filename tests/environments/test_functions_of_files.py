@@ -9,6 +9,7 @@ from grpo_pl.environments import Environment, EnvironmentPool
 from grpo_pl.environments.gymnasium_ids import GymnasiumEnvironment
 from grpo_pl.environments.textarena_games import TextArenaEnvironment
 from grpo_pl.environments.trl_factory import TRLEnvironment
+from tests.environments.turns import reset
 
 FILE = '''
 from pathlib import Path
@@ -57,18 +58,14 @@ def guessing(file: Path, **settings: Any) -> Environment:
 @pytest.mark.parametrize("make", [trl, cards, guessing])
 def test_in_a_process_of_its_own(file: Path, make: Any) -> None:
     with EnvironmentPool(make(file)) as pool:
-        for episode in range(3):
-            pool.reset(episode, seed=0, row={})
-        assert {start.observation for start in pool.collect_all().values()} == {"as the file has it"}
+        assert {start.observation for start in reset(pool, *range(3)).values()} == {"as the file has it"}
     assert len(file.with_suffix(".log").read_text().split()) == 2  # here, and where episodes are forked from
 
 
 @pytest.mark.parametrize("make", [trl, cards])
 def test_the_file_runs_once_for_all_episodes(file: Path, make: Any) -> None:
     with EnvironmentPool(make(file, isolation="thread")) as pool:
-        for episode in range(3):
-            pool.reset(episode, seed=0, row={})
-        assert {start.observation for start in pool.collect_all().values()} == {"as the file has it"}
+        assert {start.observation for start in reset(pool, *range(3)).values()} == {"as the file has it"}
     assert file.with_suffix(".log").read_text().split() == ["run"]
 
 

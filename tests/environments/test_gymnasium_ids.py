@@ -7,6 +7,7 @@ import pytest
 from grpo_pl.environments import EnvironmentPool, episode_value, play
 from grpo_pl.environments.frozen_lake import parse, show
 from grpo_pl.environments.gymnasium_ids import GymnasiumEnvironment
+from tests.environments.turns import reset, step
 
 pytest.importorskip("gymnasium")
 
@@ -67,14 +68,9 @@ def test_without_a_renderer_and_a_parser_the_plain_ones_serve() -> None:
 def test_the_seed_decides_what_is_random(isolation: Any) -> None:
     def walk(seed: int) -> list[str]:
         slippery = lake(kwargs={"is_slippery": True, "render_mode": "ansi"}, isolation=isolation)
-        states = []
         with EnvironmentPool(slippery) as pool:
-            pool.reset(0, seed=seed, row={"desc": ["SFFF", "FFFF", "FFFF", "FFFG"]})
-            states.append(pool.collect_all()[0].state)
-            for _ in range(6):
-                pool.step(0, "down")
-                states.append(pool.collect_all()[0].state)
-        return states
+            start = reset(pool, 0, seed=seed, desc=["SFFF", "FFFF", "FFFF", "FFFG"])
+            return [start[0].state, *(step(pool, {0: "down"})[0].state for _ in range(6))]
 
     assert walk(-5) == walk(-5)
     assert len({tuple(walk(seed)) for seed in range(4)}) > 1

@@ -10,6 +10,7 @@ import pytest
 from grpo_pl.environments import EnvironmentPool
 from grpo_pl.environments.inspect_tasks import InspectEnvironment
 from grpo_pl.environments.tool_calls import TagCalls
+from tests.environments.turns import reset, step
 
 SUMS = f"{Path(__file__).parents[1] / 'plugins' / 'inspect_sums.py'}:sums"
 KIND = "grpo_pl.environments.inspect_tasks.InspectEnvironment"
@@ -24,25 +25,18 @@ def test_the_value_of_the_scorer_is_the_reward() -> None:
     with EnvironmentPool(InspectEnvironment(task=SUMS, task_args={"scorers": "both"}, scorer="includes")) as pool:
         tasks = pool.tasks()
         assert (len(tasks), tasks[1]) == (81, {"question": "1+2=", "answer": "3", "sample": 2})
-        for number in range(2):
-            pool.reset(number, seed=0, row=tasks[1])
-        start = pool.collect_all()[0]
+        start = reset(pool, 0, 1, **tasks[1])[0]
         assert start.observation == [{"role": "user", "content": "1+2="}], start.detail
-        pool.step(0, "it is 3")
-        pool.step(1, "it is 4")
-        ends = pool.collect_all()
+        ends = step(pool, {0: "it is 3", 1: "it is 4"})
     assert [(ends[n].status, ends[n].reward) for n in range(2)] == [("ok", 1.0), ("ok", 0.0)], ends[0].detail
 
 
 def test_tools_are_called_and_a_limit_ends_a_session_that_counts() -> None:
     calculator = InspectEnvironment(task=SUMS, task_args={"tools": True}, parser=TagCalls())
     with EnvironmentPool(calculator) as pool:
-        for number in range(2):
-            pool.reset(number, seed=0, row={"question": "7+6=", "sample": 60})
-        assert [tool["function"]["name"] for tool in pool.collect_all()[0].info["tools"]] == ["calc"]
-        for number in range(2):
-            pool.step(number, "<calc>7+6</calc>")
-        assert pool.collect_all()[0].observation == "<result>13</result>"
+        starts = reset(pool, 0, 1, question="7+6=", sample=60)
+        assert [tool["function"]["name"] for tool in starts[0].info["tools"]] == ["calc"]
+        assert step(pool, dict.fromkeys(range(2), "<calc>7+6</calc>"))[0].observation == "<result>13</result>"
         pool.step(0, "is 13")
         pool.finish(1)
         ends = pool.collect_all()
@@ -59,29 +53,23 @@ def test_tools_are_called_and_a_limit_ends_a_session_that_counts() -> None:
 )
 def test_a_scorer_that_gives_no_number_leaves_the_session_out(settings: dict[str, Any], told: str) -> None:
     with EnvironmentPool(InspectEnvironment(task=SUMS, **settings)) as pool:
-        pool.reset(0, seed=0, row={"question": "1+1=", "sample": 1})
-        pool.collect_all()
-        pool.step(0, "2")
-        end = pool.collect_all()[0]
+        reset(pool, 0, question="1+1=", sample=1)
+        end = step(pool, {0: "2"})[0]
     assert (end.status, end.blame) == ("no_reward", "environment") and told in end.detail
 
 
 def test_a_policy_that_would_grade_itself_is_paid_nothing() -> None:
     with EnvironmentPool(InspectEnvironment(task=SUMS, task_args={"scorers": "asks_a_grader"})) as pool:
-        pool.reset(0, seed=0, row={"question": "1+1=", "sample": 1})
-        pool.collect_all()
+        reset(pool, 0, question="1+1=", sample=1)
         for action in ("3", "C"):
-            pool.step(0, action)
-            end = pool.collect_all()[0]
+            end = step(pool, {0: action})[0]
     assert (end.status, end.blame) == ("no_reward", "environment") and "a scorer asks the policy itself" in end.detail
 
 
 def test_an_answer_over_which_the_solver_raises_counts_0_though_the_task_goes_on() -> None:
     with EnvironmentPool(InspectEnvironment(task=SUMS.replace(":sums", ":numbers"))) as pool:
-        pool.reset(0, seed=0, row={"question": "1+1=", "sample": 1})
-        pool.collect_all()
-        pool.step(0, "two")
-        end = pool.collect_all()[0]
+        reset(pool, 0, question="1+1=", sample=1)
+        end = step(pool, {0: "two"})[0]
     assert (end.status, end.blame) == ("raised", "policy") and "invalid literal for int()" in end.detail
 
 

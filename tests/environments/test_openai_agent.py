@@ -17,6 +17,7 @@ from grpo_pl.environments.agent_session import AgentSession
 from grpo_pl.environments.in_processes import _is_of_this_interpreter
 from grpo_pl.environments.openai_agent import AgentEnvironment
 from grpo_pl.environments.tool_calls import TagCalls
+from tests.environments.turns import reset, step
 from tests.process_list import started_processes
 
 AGENTS = str(Path(__file__).parents[1] / "plugins" / "user_agents.py")
@@ -194,14 +195,11 @@ def test_another_interpreter_gets_the_folders_of_the_project_and_not_the_librari
 
 def test_tools_are_called_in_the_policys_own_form_and_by_default_the_agent_has_no_say_in_its_reward() -> None:
     with EnvironmentPool(agent("tool_loop", parser=TagCalls(), python=sys.executable)) as pool:
-        pool.reset(0, seed=0, row={"question": "7*6="})
-        start = pool.collect_all()[0]
+        start = reset(pool, 0, question="7*6=")[0]
         assert start.info["tools"][0]["function"]["name"] == "calc"
         assert "<calc>expression</calc>" in start.info["told_tools"]
-        pool.step(0, "<calc>7*6</calc>")
-        assert pool.collect_all()[0].observation == "<result>got 7*6</result>"
-        pool.step(0, "<calc>7*6")  # not closed: a text, which ends the loop
-        end = pool.collect_all()[0]
+        assert step(pool, {0: "<calc>7*6</calc>"})[0].observation == "<result>got 7*6</result>"
+        end = step(pool, {0: "<calc>7*6"})[0]  # not closed: a text, which ends the loop
         assert end.terminated and end.invalid_action and (end.status, end.reward) == ("ok", 0.0)
 
 
@@ -265,13 +263,11 @@ def test_openais_client_runs_unchanged() -> None:
             pool.reset(number, seed=0, row={"question": "2*3=", "way": way})
         with pytest.warns(UserWarning, match="sets temperature, which has no effect"):
             pool.collect_all()
-        for number in range(3):
-            pool.step(number, '<tool_call>{"name": "calc", "arguments": {"expression": "2*3"}}</tool_call>')
-        seen = pool.collect_all()
+        call = '<tool_call>{"name": "calc", "arguments": {"expression": "2*3"}}</tool_call>'
+        seen = step(pool, dict.fromkeys(range(3), call))
         assert [seen[n].observation for n in range(3)] == 3 * [[{"role": "tool", "name": "calc", "content": "6"}]]
-        for number in range(3):
-            pool.step(number, "6", drawn={"finish_reason": "stop", "prompt_tokens": 9, "completion_tokens": 2})
-        ends = pool.collect_all()
+        sixes = dict.fromkeys(range(3), "6")
+        ends = step(pool, sixes, finish_reason="stop", prompt_tokens=9, completion_tokens=2)
         assert [(ends[n].status, ends[n].reward, ends[n].detail) for n in range(3)] == 3 * [("ok", 11.0, "")]
 
 

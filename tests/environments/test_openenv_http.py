@@ -13,6 +13,7 @@ import pytest
 
 from grpo_pl.environments import EnvironmentPool, episode_value, play
 from grpo_pl.environments.openenv_http import OpenEnvEnvironment
+from tests.environments.turns import reset, step
 
 
 class EchoServer(ThreadingHTTPServer):
@@ -93,16 +94,13 @@ def test_an_episode_is_played_over_http(servers: list[EchoServer]) -> None:
 
 def test_as_many_episodes_at_once_as_there_are_servers(servers: list[EchoServer]) -> None:
     with EnvironmentPool(OpenEnvEnvironment(urls=[server.url for server in servers])) as pool:
-        for episode in range(3):
-            pool.reset(episode, seed=0, row={})
-        starts = pool.collect_all()
+        starts = reset(pool, *range(3))
         assert sorted(start.status for start in starts.values()) == ["ok", "ok", "unavailable"]
         refused = next(start for start in starts.values() if start.done)
         assert "all 2 servers are in use" in refused.detail and episode_value([refused]) is None
         playing = [episode for episode, start in starts.items() if not start.done]
         pool.release(playing[0])
-        pool.reset(7, seed=0, row={})
-        assert pool.collect_all()[7].status == "ok"  # its server is free again
+        assert reset(pool, 7)[7].status == "ok"  # its server is free again
 
 
 @pytest.mark.parametrize(
@@ -110,10 +108,8 @@ def test_as_many_episodes_at_once_as_there_are_servers(servers: list[EchoServer]
 )
 def test_a_server_that_fails_costs_the_episode(servers: list[EchoServer], action: str, status: str) -> None:
     with EnvironmentPool(OpenEnvEnvironment(urls=[servers[0].url])) as pool:
-        pool.reset(0, seed=0, row={})
-        pool.collect_all()
-        pool.step(0, action)
-        turn = pool.collect_all()[0]
+        reset(pool, 0)
+        turn = step(pool, {0: action})[0]
         assert (turn.status, turn.blame) == (status, "environment")
 
 

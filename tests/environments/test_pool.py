@@ -15,9 +15,10 @@ import psutil
 import pytest
 from user_environments import Countdown, Refusing, Unready, Wayward
 
-from grpo_pl.environments import EnvironmentPool, PoolLimits, Transition, episode_value
+from grpo_pl.environments import EnvironmentPool, PoolLimits, episode_value
 from grpo_pl.environments.in_threads import Threads, _Task
 from grpo_pl.processes.child_process import ChildProcess
+from tests.environments.turns import reset, step
 from tests.process_list import gone, started_processes
 
 LIMITS = PoolLimits(step_timeout_s=1.5, max_observation_chars=10_000, memory_limit_mb=512)
@@ -37,30 +38,18 @@ def pool() -> Any:
     assert below() <= before
 
 
-def reset(pool: EnvironmentPool, *episodes: int, **row: Any) -> dict[int, Transition]:
-    for episode in episodes:
-        pool.reset(episode, seed=7, row=row)
-    return pool.collect_all()
-
-
-def step(pool: EnvironmentPool, actions: dict[int, str]) -> dict[int, Transition]:
-    for episode, action in actions.items():
-        pool.step(episode, action)
-    return pool.collect_all()
-
-
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_episodes_are_played_turn_by_turn(isolation: Any) -> None:
     with EnvironmentPool(Countdown(isolation=isolation)) as pool:
         first = reset(pool, 0, 1, start=2)
-        assert first[0] == first[1] and first[0].observation == "2 (seed 7)" and first[0].state == "('left', 2)"
+        assert first[0] == first[1] and first[0].observation == "2 (seed 0)" and first[0].state == "('left', 2)"
         second = step(pool, {0: "-1", 1: "what?"})
         assert (second[0].reward, second[0].info) == (0.1, {"taken": 1}) and not second[0].done
         assert second[1].invalid_action and second[1].reward == 0.0
         assert step(pool, {0: "-1"})[0].terminated
         with pytest.raises(ValueError, match="episode 0 is not open"):
             pool.step(0, "-1")
-        assert reset(pool, 0, start=4)[0].observation == "4 (seed 7)"  # the number is free again
+        assert reset(pool, 0, start=4)[0].observation == "4 (seed 0)"  # the number is free again
         with pytest.raises(ValueError, match="episode 1 is open"):
             pool.reset(1, seed=0, row={})
 
@@ -236,7 +225,7 @@ def test_an_episode_that_hung_is_closed_once_its_step_returns() -> None:
 def test_a_pool_that_was_closed_plays_again(isolation: Any) -> None:
     pool = EnvironmentPool(Countdown(isolation=isolation))
     for _ in range(2):
-        assert reset(pool, 0, start=2)[0].observation == "2 (seed 7)"
+        assert reset(pool, 0, start=2)[0].observation == "2 (seed 0)"
         pool.step(0, "-1")  # never collected
         pool.close()
 
@@ -256,7 +245,7 @@ def test_what_could_not_begin_is_forgotten_with_the_pool(tmp_path: Path) -> None
     assert psutil.Process().num_fds() < channels + 10  # some may belong to others in this process
     pool.close()
     file.unlink()
-    assert reset(pool, 0, start=2)[0].observation == "2 (seed 7)"
+    assert reset(pool, 0, start=2)[0].observation == "2 (seed 0)"
     assert step(pool, {0: "-1"})[0].status == "ok"
     pool.close()
 

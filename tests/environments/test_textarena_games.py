@@ -7,6 +7,7 @@ import pytest
 
 from grpo_pl.environments import EnvironmentPool, Transition
 from grpo_pl.environments.textarena_games import TextArenaEnvironment
+from tests.environments.turns import reset, step
 
 pytest.importorskip("textarena")
 
@@ -19,9 +20,7 @@ def guess(pool: EnvironmentPool, seeds: dict[int, int]) -> dict[int, list[Transi
         pool.reset(episode, seed=seed, row={})
     turns = {episode: [turn] for episode, turn in pool.collect_all().items()}
     while going := [e for e, played in turns.items() if not played[-1].done]:
-        for episode in going:
-            pool.step(episode, f"[{sum(ends[episode]) // 2}]")
-        for episode, turn in pool.collect_all().items():
+        for episode, turn in step(pool, {episode: f"[{sum(ends[episode]) // 2}]" for episode in going}).items():
             low, high = ends[episode]
             middle = (low + high) // 2
             ends[episode] = (middle + 1, high) if "higher" in str(turn.observation) else (low, middle - 1)
@@ -43,12 +42,9 @@ def test_games_side_by_side_are_won_and_equal_seeds_are_equal_games() -> None:
 
 def test_a_move_that_means_nothing_is_marked() -> None:
     with EnvironmentPool(TextArenaEnvironment(id="GuessTheNumber-v0", kwargs={"max_turns": 3})) as pool:
-        pool.reset(0, seed=0, row={})
-        assert "within 3 turns" in str(pool.collect_all()[0].observation)
-        pool.step(0, "seven")
-        assert pool.collect_all()[0].invalid_action
-        pool.step(0, "eight")
-        end = pool.collect_all()[0]
+        assert "within 3 turns" in str(reset(pool, 0)[0].observation)
+        assert step(pool, {0: "seven"})[0].invalid_action
+        end = step(pool, {0: "eight"})[0]
         assert end.invalid_action and end.terminated
 
 

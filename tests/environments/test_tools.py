@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import user_tools
+from user_tools import call
 
 from grpo_pl.environments import EnvironmentPool, PoolLimits, play
 from grpo_pl.environments.calculator import calc
 from grpo_pl.environments.tool_calls import Call, HermesCalls, Result, TagCalls
 from grpo_pl.environments.tools import ToolEnvironment
 from grpo_pl.rewards.sandbox.pool import SandboxSettings, Verdict, WorkerPool
+from tests.environments.turns import reset, step
 
 TOOLS = [user_tools.multiply, user_tools.echo, user_tools.misbehave]
 
@@ -26,10 +28,6 @@ def environment() -> Any:
     made.shutdown()
 
 
-def hermes(name: str, **arguments: Any) -> str:
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
-
-
 def told(environment: ToolEnvironment, action: str) -> list[str]:
     turn = play(environment, [action])[-1]
     assert turn.status == "ok" and not isinstance(turn.observation, str)
@@ -37,7 +35,7 @@ def told(environment: ToolEnvironment, action: str) -> list[str]:
 
 
 def test_calls_are_answered_in_their_order_by_tool_messages(environment: ToolEnvironment) -> None:
-    action = f"<think>both</think>{hermes('multiply', a=12, b=7)}\n{hermes('echo', text='so')}"
+    action = f"<think>both</think>{call('multiply', a=12, b=7)}\n{call('echo', text='so')}"
     turns = play(environment, [action, "84, so."])
     assert turns[1].observation == [
         {"role": "tool", "name": "multiply", "content": "84"},
@@ -56,38 +54,38 @@ def test_calls_are_answered_in_their_order_by_tool_messages(environment: ToolEnv
         ('<tool_call>{"name": 3}</tool_call>', "must be"),
         ('<tool_call>{"name": "multiply", "arguments": [1, 2]}</tool_call>', "must be"),
         (f"<tool_call>{'[' * 100_000}</tool_call>", "not JSON"),
-        (hermes("divide", a=1), "no tool 'divide'; tools: multiply, echo, misbehave"),
-        (hermes("multiply", a=1), "missing a required argument: 'b'"),
-        (hermes("multiply", a=1, b=2, c=3), "unexpected keyword argument 'c'"),
-        (hermes("multiply", a="x", b="y"), "TypeError"),
-        (hermes("misbehave", how="raise"), "RuntimeError: no such luck"),
-        (hermes("misbehave", how="exit"), "SystemExit"),
-        (hermes("misbehave", how="spin"), "over 0.5 s|not done in time"),  # a busy machine gives it little
-        (hermes("misbehave", how="hang"), "not done in time"),
-        (hermes("misbehave", how="hoard"), "MemoryError"),
-        (hermes("\ud800"), "no tool"),
+        (call("divide", a=1), "no tool 'divide'; tools: multiply, echo, misbehave"),
+        (call("multiply", a=1), "missing a required argument: 'b'"),
+        (call("multiply", a=1, b=2, c=3), "unexpected keyword argument 'c'"),
+        (call("multiply", a="x", b="y"), "TypeError"),
+        (call("misbehave", how="raise"), "RuntimeError: no such luck"),
+        (call("misbehave", how="exit"), "SystemExit"),
+        (call("misbehave", how="spin"), "over 0.5 s|not done in time"),  # a busy machine gives it little
+        (call("misbehave", how="hang"), "not done in time"),
+        (call("misbehave", how="hoard"), "MemoryError"),
+        (call("\ud800"), "no tool"),
     ],
 )
 def test_a_call_that_fails_is_answered_by_its_error(environment: ToolEnvironment, action: str, says: str) -> None:
     (content,) = told(environment, action)
     assert content.startswith("Error: ") and re.search(says, content) and len(content) < 400
-    assert told(environment, hermes("multiply", a=2, b=3)) == ["6"]  # the tools are still there
+    assert told(environment, call("multiply", a=2, b=3)) == ["6"]  # the tools are still there
 
 
 def test_a_long_result_is_cut_off_and_says_so(environment: ToolEnvironment) -> None:
-    (content,) = told(environment, hermes("misbehave", how="long"))
+    (content,) = told(environment, call("misbehave", how="long"))
     assert content == "y" * 100 + "… (10000 characters)"
 
 
 def test_the_same_call_is_made_again(environment: ToolEnvironment) -> None:
-    call = hermes("misbehave", how="draw")
-    assert told(environment, call) != told(environment, call)
-    one, other = told(environment, call + call)
+    drawn = call("misbehave", how="draw")
+    assert told(environment, drawn) != told(environment, drawn)
+    one, other = told(environment, drawn + drawn)
     assert one != other
 
 
 def test_the_calls_of_an_action_share_its_time(environment: ToolEnvironment) -> None:
-    hang, good = hermes("misbehave", how="hang"), hermes("multiply", a=2, b=3)
+    hang, good = call("misbehave", how="hang"), call("multiply", a=2, b=3)
     told(environment, good)
     contents = told(replace(environment, action_limit_s=4.0), good + 5 * hang + good)
     assert contents[:2] == ["6", "Error: not done in time"]
@@ -95,14 +93,10 @@ def test_the_calls_of_an_action_share_its_time(environment: ToolEnvironment) -> 
 
 
 def test_a_call_that_hangs_holds_no_other_episode_up(environment: ToolEnvironment) -> None:
-    hang, good = hermes("misbehave", how="hang"), hermes("multiply", a=2, b=3)
+    hang, good = call("misbehave", how="hang"), call("multiply", a=2, b=3)
     with EnvironmentPool(replace(environment, action_limit_s=10.0), PoolLimits(step_timeout_s=12.0)) as pool:
-        for episode in range(8):
-            pool.reset(episode, seed=0, row={})
-        pool.collect_all()
-        for episode in range(8):
-            pool.step(episode, 2 * hang if episode < 4 else good)
-        turns = pool.collect_all()
+        reset(pool, *range(8))
+        turns = step(pool, {episode: 2 * hang if episode < 4 else good for episode in range(8)})
     assert {turn.status for turn in turns.values()} == {"ok"}
     assert [turns[i].observation[-1]["content"] for i in range(4, 8)] == ["6"] * 4  # type: ignore[index,call-overload]
 
@@ -121,7 +115,7 @@ def test_a_job_that_waits_for_a_worker_too_long_is_given_up() -> None:
 
 
 def test_calls_beyond_the_limit_of_an_action_are_not_made(environment: ToolEnvironment) -> None:
-    contents = told(replace(environment, most_calls=2), hermes("multiply", a=2, b=3) * 3 + "<tool_call>")
+    contents = told(replace(environment, most_calls=2), call("multiply", a=2, b=3) * 3 + "<tool_call>")
     assert contents == ["6", "6", *["Error: only 2 calls an action are made"] * 2]
 
 
@@ -131,7 +125,7 @@ def test_steps_that_could_outlast_the_pools_limit_are_refused(environment: ToolE
 
 
 def test_halves_of_surrogate_pairs_are_replaced(environment: ToolEnvironment) -> None:
-    turn = play(environment, [hermes("echo", text="a\ud800") + hermes("\ud800")])[-1]
+    turn = play(environment, [call("echo", text="a\ud800") + call("\ud800")])[-1]
     assert turn.status == "ok" and turn.info["calls"] == ["echo", "?"]
     assert [(m["name"], m["content"][:2]) for m in turn.observation] == [("echo", "a?"), ("?", "Er")]  # type: ignore[index]
 
@@ -141,11 +135,11 @@ def test_schemas_are_made_once(environment: ToolEnvironment) -> None:
 
 
 def test_an_empty_result_stays_empty(environment: ToolEnvironment) -> None:
-    assert told(environment, hermes("echo", text="")) == [""]
+    assert told(environment, call("echo", text="")) == [""]
 
 
 def test_what_a_tool_prints_does_not_disturb(environment: ToolEnvironment) -> None:
-    assert told(environment, hermes("misbehave", how="print")) == ["printed"]
+    assert told(environment, call("misbehave", how="print")) == ["printed"]
 
 
 def test_schemas_come_from_type_hints_and_docstrings(environment: ToolEnvironment) -> None:
@@ -160,19 +154,15 @@ def test_schemas_come_from_type_hints_and_docstrings(environment: ToolEnvironmen
 def test_a_tool_may_be_named(tool: str) -> None:
     environment = ToolEnvironment(tools=[tool], workers=1)
     try:
-        assert told(environment, hermes("multiply", a=3, b=4)) == ["12"]
+        assert told(environment, call("multiply", a=3, b=4)) == ["12"]
     finally:
         environment.shutdown()
 
 
 def test_many_episodes_share_the_workers(environment: ToolEnvironment) -> None:
     with EnvironmentPool(environment) as pool:
-        for episode in range(20):
-            pool.reset(episode, seed=0, row={})
-        pool.collect_all()
-        for episode in range(20):
-            pool.step(episode, hermes("multiply", a=episode, b=2))
-        turns = pool.collect_all()
+        reset(pool, *range(20))
+        turns = step(pool, {episode: call("multiply", a=episode, b=2) for episode in range(20)})
     assert [turns[i].observation[0]["content"] for i in range(20)] == [str(2 * i) for i in range(20)]  # type: ignore[index,call-overload]
 
 

@@ -1,18 +1,13 @@
 """Factories written for TRL run unchanged."""
 
-import json
-from typing import Any
-
 import pytest
 import user_tools
+from user_tools import call
 
 from grpo_pl.environments import EnvironmentPool, episode_value, play
 from grpo_pl.environments.tool_calls import TagCalls
 from grpo_pl.environments.trl_factory import TRLEnvironment
-
-
-def call(name: str, **arguments: Any) -> str:
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+from tests.environments.turns import reset, step
 
 
 def test_public_methods_are_tools_and_the_reward_comes_at_the_end() -> None:
@@ -41,16 +36,13 @@ def test_a_call_that_fails_is_answered(action: str, says: str) -> None:
 
 def test_a_limit_of_the_caller_asks_for_the_reward() -> None:
     with EnvironmentPool(TRLEnvironment(factory=user_tools.Counter)) as pool:
-        pool.reset(0, seed=0, row={"start": 4, "prompt": [{"role": "user", "content": "Count to five."}]})
-        turns = list(pool.collect_all().values())
-        pool.step(0, call("increment", step=1))
-        turns += pool.collect_all().values()
+        turns = list(reset(pool, 0, start=4, prompt=[{"role": "user", "content": "Count to five."}]).values())
+        turns += step(pool, {0: call("increment", step=1)}).values()
         assert not turns[-1].done
         pool.finish(0)
         turns += pool.collect_all().values()
         assert turns[-1].truncated and episode_value(turns) == 1.0
-        pool.reset(0, seed=0, row={})  # the number is free again
-        assert pool.collect_all()[0].observation == "The counter stands at 0."
+        assert reset(pool, 0)[0].observation == "The counter stands at 0."  # the number is free again
 
 
 def test_an_object_is_made_once_for_the_schemas() -> None:

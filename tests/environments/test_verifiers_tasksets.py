@@ -15,6 +15,7 @@ import pytest
 from grpo_pl.environments import EnvironmentPool, PoolLimits
 from grpo_pl.environments.tool_calls import TagCalls
 from grpo_pl.environments.verifiers_tasksets import VerifiersEnvironment
+from tests.environments.turns import reset, step
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 PYTHON = os.environ.get("GRPO_PL_VERIFIERS_PYTHON", "")
@@ -41,9 +42,7 @@ def test_the_weighted_rewards_of_the_task_are_the_reward() -> None:
             pool.reset(number, seed=0, row=task)
         starts = pool.collect_all()
         assert starts[0].observation == [{"role": "user", "content": "1+2="}], starts[0].detail
-        for number, action in enumerate(("3", "9 or so.", "five")):
-            pool.step(number, action)
-        ends = pool.collect_all()
+        ends = step(pool, dict(enumerate(("3", "9 or so.", "five"))))
     assert [(ends[n].status, ends[n].reward) for n in range(3)] == [("ok", 1.25), ("ok", 0.25 / 8), ("ok", 0.0)]
 
 
@@ -53,11 +52,9 @@ def test_the_null_harness_of_verifiers_plays_as_it_is() -> None:
     env = {"taskset": {"id": "vf-sums"}, "agent": {"harness": {"id": "null"}, **HERE}}
     passed = [name for name in ("SSL_CERT_FILE",) if name in os.environ]  # for uv
     with EnvironmentPool(VerifiersEnvironment(**environment("", env=env, passed=passed)), PATIENT) as pool:
-        pool.reset(0, seed=0, row=pool.tasks()[1])
-        start = pool.collect_all()[0]
+        start = reset(pool, 0, **pool.tasks()[1])[0]
         assert start.observation == [{"role": "user", "content": "1+2="}], start.detail
-        pool.step(0, "3")
-        end = pool.collect_all()[0]
+        end = step(pool, {0: "3"})[0]
     assert (end.status, end.reward) == ("ok", 1.25), end.detail
 
 
@@ -67,12 +64,8 @@ def test_an_environment_of_several_turns_is_played_by_its_own_rules() -> None:
     with EnvironmentPool(VerifiersEnvironment(**environment("", env=env, select={"limit": 4}))) as pool:
         task = pool.tasks()[3]
         assert task["answer"] == "5"
-        pool.reset(0, seed=0, row=task)
-        pool.collect_all()
-        seen = []
-        for action in ("2", "7", "5"):
-            pool.step(0, action)
-            seen.append(pool.collect_all()[0])
+        reset(pool, 0, **task)
+        seen = [step(pool, {0: action})[0] for action in ("2", "7", "5")]
     assert [turn.observation for turn in seen[:2]] == ["+", "-"], seen[0].detail
     assert (seen[2].status, seen[2].reward) == ("ok", 1.0), seen[2].detail
 
@@ -86,9 +79,7 @@ def test_a_tool_that_verifiers_serves_is_called_and_a_limit_ends_a_session_that_
             pool.reset(number, seed=0, row=task)
         starts = pool.collect_all()
         assert [tool["function"]["name"] for tool in starts[0].info["tools"]] == ["calc"], starts[0].detail
-        for number in range(2):
-            pool.step(number, "<calc>10+10</calc>")
-        told = pool.collect_all()
+        told = step(pool, dict.fromkeys(range(2), "<calc>10+10</calc>"))
         assert [told[number].observation for number in range(2)] == ["<result>20</result>"] * 2
         pool.step(0, "20")
         pool.finish(1)

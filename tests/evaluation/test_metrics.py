@@ -2,8 +2,8 @@
 
 import math
 import multiprocessing
-import socket
 from itertools import combinations, product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -131,21 +131,19 @@ def test_an_estimate_is_the_mean_with_its_interval() -> None:
     assert metric.estimate().value == pytest.approx(metric.compute().item())
 
 
-def _update_on_a_rank(rank: int, port: int, results: Any) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+def _update_on_a_rank(rank: int, meeting: Path, results: Any) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     metric = PassAtK(1)
     metric.update(torch.tensor([[True, False], [True, True]][: rank + 1]))  # one problem here, two there
     results.put((metric.compute().item(), metric.estimate()))
     torch.distributed.destroy_process_group()
 
 
-def test_mean_and_interval_are_those_of_all_ranks() -> None:
+def test_mean_and_interval_are_those_of_all_ranks(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     results = context.Queue()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    processes = [context.Process(target=_update_on_a_rank, args=(rank, port, results)) for rank in range(2)]
+    arguments = [(rank, tmp_path / "meeting", results) for rank in range(2)]
+    processes = [context.Process(target=_update_on_a_rank, args=each) for each in arguments]
     for process in processes:
         process.start()
     found = [results.get(timeout=60) for _ in processes]

@@ -15,9 +15,7 @@ import pytest
 import torch
 
 CONFIG = Path(__file__).with_name("tiny.yaml")
-AHEAD, AHEAD_ON_VLLM = (Path(__file__).with_name(name) for name in ("ahead.yaml", "ahead_on_vllm.yaml"))
 PLUGINS = Path(__file__).parents[1] / "plugins"
-ASKS = PLUGINS / "asks.yaml"
 END_SECONDS = 280
 Stage = Literal["cold start", "rollout", "environment", "reward", "update", "save", "seal", "validation"]
 
@@ -132,6 +130,17 @@ class Quickstart:
         process.start()
         return process
 
+    def killed_after(self, seconds: float) -> bool:
+        """Goes on with the run and kills it after so long; false if it has come to its end before."""
+        process = self.start("--resume")
+        process.join(seconds)
+        if not process.is_alive():
+            assert process.exitcode == 0, self.log
+            return False
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        return True
+
     def fit(self, *args: str, death: Death | None = None) -> int:
         """Exit status; −9 after SIGKILL."""
         process = self.start(*args, death=death)
@@ -157,48 +166,32 @@ def quickstart(tmp_path: Path, cache: Path) -> Quickstart:
     return Quickstart(tmp_path / "runs", cache)
 
 
-@pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Quickstart:
-    """The run to which all others are compared."""
-    quickstart = Quickstart(tmp_path_factory.mktemp("undisturbed") / "runs", cache)
-    assert quickstart.fit() == 0, quickstart.log
-    return quickstart
-
-
 @pytest.fixture
 def played(quickstart: Quickstart) -> Quickstart:
     """One of many turns."""
     return replace(quickstart, config=PLUGINS / "down.yaml")
 
 
-@pytest.fixture(scope="session")
-def undisturbed_play(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Quickstart:
-    """The run of many turns to which all others are compared."""
-    played = Quickstart(tmp_path_factory.mktemp("undisturbed_play") / "runs", cache, PLUGINS / "down.yaml")
-    assert played.fit() == 0, played.log
-    return played
-
-
 @pytest.fixture
 def asked(quickstart: Quickstart) -> Quickstart:
     """One whose policy answers agents over HTTP."""
-    return replace(quickstart, config=ASKS)
+    return replace(quickstart, config=PLUGINS / "asks.yaml")
 
 
 @pytest.fixture
 def ahead(quickstart: Quickstart) -> Quickstart:
     """One whose rollouts are drawn beside the updates."""
-    return replace(quickstart, config=AHEAD)
+    return replace(quickstart, config=CONFIG.with_name("ahead.yaml"))
 
 
 @pytest.fixture(scope="session")
-def undisturbed_ahead(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Callable[[Path], Quickstart]:
-    """``undisturbed_ahead(config)``: the run of rollouts ahead to which all others are compared, made once."""
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Callable[[Path], Quickstart]:
+    """``undisturbed(config)``: the run to which all others of a configuration are compared, made once."""
     made: dict[Path, Quickstart] = {}
 
     def run(config: Path) -> Quickstart:
         if config not in made:
-            made[config] = Quickstart(tmp_path_factory.mktemp("undisturbed_ahead") / "runs", cache, config)
+            made[config] = Quickstart(tmp_path_factory.mktemp("undisturbed") / "runs", cache, config)
             assert made[config].fit() == 0, made[config].log
         return made[config]
 
@@ -206,19 +199,18 @@ def undisturbed_ahead(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> 
 
 
 @pytest.fixture(scope="session")
-def assert_same_end(request: Any, read_metrics: Callable[..., Any]) -> Callable[[Quickstart], None]:
+def assert_same_end(
+    undisturbed: Callable[[Path], Quickstart], read_metrics: Callable[..., Any]
+) -> Callable[[Quickstart], None]:
     """Weights, optimiser, counters and ``metrics.csv`` (clock readings left out) equal those of the undisturbed run."""
     from grpo_pl.files.sharded_checkpoints import read_checkpoint
 
     def check(quickstart: Quickstart) -> None:
-        if quickstart.config in (AHEAD, AHEAD_ON_VLLM, ASKS):
-            undisturbed = request.getfixturevalue("undisturbed_ahead")(quickstart.config)
-        else:
-            name = "undisturbed" if quickstart.config == CONFIG else "undisturbed_play"
-            undisturbed = request.getfixturevalue(name)
-        ours, theirs = (read_checkpoint(q.run / "checkpoints" / "last.ckpt") for q in (quickstart, undisturbed))
+        both = (quickstart, undisturbed(quickstart.config))
+        ours, theirs = (read_checkpoint(one.run / "checkpoints" / "last.ckpt") for one in both)
         assert differences(ours, theirs) == []
-        assert read_metrics(quickstart.run / "metrics.csv") == read_metrics(undisturbed.run / "metrics.csv")
+        ours, theirs = (read_metrics(one.run / "metrics.csv") for one in both)
+        assert ours == theirs
 
     return check
 

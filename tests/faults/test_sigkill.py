@@ -1,6 +1,5 @@
 """A run that is killed again and again ends exactly like one that is not."""
 
-import os
 import random
 import signal
 import time
@@ -93,18 +92,14 @@ def test_any_number_of_planned_deaths_leaves_no_trace(
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(2))
 def test_deaths_at_random_moments_leave_no_trace(
-    quickstart: Any, undisturbed: Any, assert_same_end: Callable[[Any], None], seed: int
+    quickstart: Any, assert_same_end: Callable[[Any], None], seed: int
 ) -> None:
     """Eight kills by the clock, wherever it finds the process."""
     rng = random.Random(seed)
     begun = time.monotonic()
-    assert undisturbed.__class__(quickstart.folder.with_name("measured"), quickstart.cache).fit() == 0
+    assert replace(quickstart, folder=quickstart.folder.with_name("measured")).fit() == 0
     whole = time.monotonic() - begun
     for _ in range(8):
-        process = quickstart.start("--resume")
-        process.join(rng.uniform(0.2, 0.6) * whole)
-        if process.is_alive():
-            os.kill(process.pid, signal.SIGKILL)
-            process.join()
+        quickstart.killed_after(rng.uniform(0.2, 0.6) * whole)
     assert quickstart.fit("--resume") == 0, quickstart.log
     assert_same_end(quickstart)

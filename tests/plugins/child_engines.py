@@ -39,44 +39,23 @@ class NativeInChild(NativeChildEngine):
         return {**super().settings(policy), "pause_s": self.pause_s}
 
 
-@dataclass(kw_only=True)
-class StartingEngine(NativeInChild):
-    worker: ClassVar[str] = "light_workers:Starting"
+def _running(name: str, worker: str) -> type[NativeInChild]:
+    """An engine in whose process that worker draws."""
+    return type(name, (NativeInChild,), {"worker": worker, "__module__": __name__})
 
 
-@dataclass(kw_only=True)
-class LoadingEngine(NativeInChild):
-    worker: ClassVar[str] = "light_workers:Loading"
-
-
-@dataclass(kw_only=True)
-class DeafEngine(NativeInChild):
-    worker: ClassVar[str] = "light_workers:Deaf"
-
-
-@dataclass(kw_only=True)
-class RefusingEngine(NativeInChild):
-    worker: ClassVar[str] = "light_workers:Refusing"
-
-
-@dataclass(kw_only=True)
-class FailingEngine(NativeInChild):
-    worker: ClassVar[str] = "light_workers:Failing"
-
-
-@dataclass(kw_only=True)
-class CutEngine(NativeInChild):
-    worker: ClassVar[str] = "light_workers:Cut"
-
-
-@dataclass(kw_only=True)
-class SurvivedEngine(NativeInChild):
-    worker: ClassVar[str] = "light_workers:Survived"
-
-
-@dataclass(kw_only=True)
-class DyingEngine(NativeInChild):
-    worker: ClassVar[str] = "light_workers:Dying"
+StartingEngine = _running("StartingEngine", "light_workers:Starting")
+LoadingEngine = _running("LoadingEngine", "light_workers:Loading")
+DeafEngine = _running("DeafEngine", "light_workers:Deaf")
+RefusingEngine = _running("RefusingEngine", "light_workers:Refusing")
+FailingEngine = _running("FailingEngine", "light_workers:Failing")
+CutEngine = _running("CutEngine", "light_workers:Cut")
+SurvivedEngine = _running("SurvivedEngine", "light_workers:Survived")
+DyingEngine = _running("DyingEngine", "light_workers:Dying")
+KeepingEngine = _running("KeepingEngine", "child_engines:Keeping")
+FailingLateEngine = _running("FailingLateEngine", "child_engines:FailingLate")
+DyingOnceEngine = _running("DyingOnceEngine", "child_engines:DyingOnce")
+DyingOnRankOneEngine = _running("DyingOnRankOneEngine", "child_engines:DyingOnRankOne")
 
 
 @dataclass(kw_only=True)
@@ -98,11 +77,6 @@ class Keeping(SlowNativeWorker):
             super().load(weights)
 
 
-@dataclass(kw_only=True)
-class KeepingEngine(NativeInChild):
-    worker: ClassVar[str] = "child_engines:Keeping"
-
-
 class FailingLate(SlowNativeWorker):
     """Cannot draw the rollout of the fifth step."""
 
@@ -110,11 +84,6 @@ class FailingLate(SlowNativeWorker):
         if request.keys[0][0].step == 4:
             raise ValueError("the prompt of 99 tokens leaves no room")
         return super().generate(request, **told)
-
-
-@dataclass(kw_only=True)
-class FailingLateEngine(NativeInChild):
-    worker: ClassVar[str] = "child_engines:FailingLate"
 
 
 class DyingOnce(SlowNativeWorker):
@@ -134,11 +103,6 @@ class DyingOnce(SlowNativeWorker):
         return super().generate(request, should_stop=dies, **told)
 
 
-@dataclass(kw_only=True)
-class DyingOnceEngine(NativeInChild):
-    worker: ClassVar[str] = "child_engines:DyingOnce"
-
-
 class DyingOnRankOne(SlowNativeWorker):
     """Ends in the middle of the first rollout for which there is no file yet, on one rank only."""
 
@@ -148,11 +112,6 @@ class DyingOnRankOne(SlowNativeWorker):
             mark.touch()
             os._exit(9)
         return super().generate(request, **told)
-
-
-@dataclass(kw_only=True)
-class DyingOnRankOneEngine(NativeInChild):
-    worker: ClassVar[str] = "child_engines:DyingOnRankOne"
 
 
 @dataclass(kw_only=True)

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-
-def calc(expression: str) -> str:
-    """Works an arithmetic expression out.
-
-    Args:
-        expression: Numbers with + - * /.
-    """
-    return f"got {expression}"
+from agent_tools import calc
 
 
 def pydantic_ai(task: Any, base_url: str, api_key: str) -> None:

@@ -18,19 +18,6 @@ def _results(message: dict[str, Any]) -> list[Any]:
     ]
 
 
-def whole(task: Any, base_url: str, api_key: str) -> float:
-    client, messages = (
-        openai.OpenAI(base_url=base_url, api_key=api_key),
-        [{"role": "user", "content": task["question"]}],
-    )
-    while True:
-        answer = client.chat.completions.create(model="policy", messages=messages, tools=[TOOL], temperature=0.2)
-        messages.append(answer.choices[0].message.model_dump(exclude_none=True))
-        if answer.choices[0].finish_reason == "stop":
-            return answer.usage.total_tokens
-        messages += _results(messages[-1])
-
-
 async def asynchronous(task: Any, base_url: str, api_key: str) -> float:
     async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
         messages = [{"role": "user", "content": task["question"]}]
@@ -42,26 +29,30 @@ async def asynchronous(task: Any, base_url: str, api_key: str) -> float:
             messages += _results(messages[-1])
 
 
-def streamed(task: Any, base_url: str, api_key: str) -> float:
-    client, messages = (
-        openai.OpenAI(base_url=base_url, api_key=api_key),
-        [{"role": "user", "content": task["question"]}],
-    )
-    while True:
-        with client.chat.completions.stream(
-            model="policy", messages=messages, tools=[TOOL], stream_options={"include_usage": True}
-        ) as stream:
-            answer = stream.get_final_completion()
-        message = answer.choices[0].message.model_dump(exclude_none=True)
-        for call in message.get("tool_calls", []):
-            call["function"].pop("parsed_arguments", None)
-            call.pop("index", None)
-        message.pop("parsed", None)
-        messages.append(message)
-        if answer.choices[0].finish_reason == "stop":
-            return answer.usage.total_tokens
-        messages += _results(message)
+def whole(client: openai.OpenAI, asked: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    answer = client.chat.completions.create(**asked, temperature=0.2)
+    return answer, answer.choices[0].message.model_dump(exclude_none=True)
+
+
+def streamed(client: openai.OpenAI, asked: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    with client.chat.completions.stream(**asked, stream_options={"include_usage": True}) as stream:
+        answer = stream.get_final_completion()
+    message = answer.choices[0].message.model_dump(exclude_none=True)
+    for call in message.get("tool_calls", []):
+        call["function"].pop("parsed_arguments", None)
+        call.pop("index", None)
+    message.pop("parsed", None)
+    return answer, message
 
 
 def run(task: Any, base_url: str, api_key: str) -> Any:
-    return {"whole": whole, "streamed": streamed, "asynchronous": asynchronous}[task["way"]](task, base_url, api_key)
+    if task["way"] == "asynchronous":
+        return asynchronous(task, base_url, api_key)
+    ask = {"whole": whole, "streamed": streamed}[task["way"]]
+    client = openai.OpenAI(base_url=base_url, api_key=api_key)
+    messages: list[Any] = [{"role": "user", "content": task["question"]}]
+    while True:
+        answer, message = ask(client, {"model": "policy", "messages": messages, "tools": [TOOL]})
+        if answer.choices[0].finish_reason == "stop":
+            return answer.usage.total_tokens
+        messages += [message, *_results(message)]

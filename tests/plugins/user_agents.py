@@ -12,6 +12,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +58,15 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
+def at_once(calls: Sequence[Callable[[], Any]]) -> None:
+    """Makes all calls, each in a thread."""
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def tool_loop(task: Any, base_url: str, key: str) -> float:
     """The loop of ``ToolEnvironment`` with a calculator, over HTTP, and a reward that nobody asked for."""
     messages = [user(task["question"])]
@@ -93,11 +105,7 @@ def digits(task: Any, base_url: str, key: str) -> float:
             said.append(messages[-2]["content"])
 
     talk(user("?"), 2)
-    at_once = [threading.Thread(target=talk, args=(user(text), calls)) for text, calls in (("a", 2), ("b", 1))]
-    for thread in at_once:
-        thread.start()
-    for thread in at_once:
-        thread.join()
+    at_once([partial(talk, user("a"), 2), partial(talk, user("b"), 1)])
     talk(user(f"so {said[0]}?"), 1)
     text = "".join(said)
     return sum(map(str.isdigit, text)) / max(1, len(text))
@@ -117,11 +125,7 @@ def branching(task: Any, base_url: str, key: str) -> float:
 
     history = [user(task["question"])]
     history.append(ask(base_url, key, history))
-    threads = [threading.Thread(target=delegate, args=call) for call in (("A", 2), ("B", 1))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once([partial(delegate, "A", 2), partial(delegate, "B", 1)])
     history.append(user("and then?"))
     for messages in (history, [user("in short: 3")], [user("another"), history[1], user("so?")]):
         answers["A"].append(ask(base_url, key, messages))
@@ -134,11 +138,7 @@ def says_nothing(task: Any, base_url: str, key: str) -> None:
 
 
 def equal_calls(task: Any, base_url: str, key: str) -> None:
-    threads = [threading.Thread(target=ask, args=(base_url, key, [user("?")])) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once([partial(ask, base_url, key, [user("?")])] * 4)
 
 
 def wayward(task: Any, base_url: str, key: str, reward_key: str) -> float | None:
@@ -151,85 +151,11 @@ def wayward(task: Any, base_url: str, key: str, reward_key: str) -> float | None
     if deed == "refused":
         ask(base_url, key, [user("a")], n=2)
         return 1.0
-    history = [user("first")]
-    answer = ask(base_url, key, history)
-    history.append({"role": "assistant", "content": answer["content"]})
-    return float(DEEDS[deed](task, base_url, key, reward_key, history)) if deed in DEEDS else _plain(deed)
+    return Deeds(task, base_url, key, reward_key).do(deed)
 
 
-def _plain(deed: str) -> float | None:
-    if deed == "raise":
-        raise KeyError("malformed")
-    if deed == "hang":
-        time.sleep(1000)
-    if deed == "exit":
-        sys.exit(3)
-    if deed == "leave":
-        os._exit(7)
-    if deed == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if deed == "nan":
-        return float("nan")
-    return None if deed == "no reward" else 1.0
-
-
-def _child(task: Any, *_: Any) -> float:
-    for new_session in (False, True):
-        subprocess.Popen(["sleep", "1000.25"], start_new_session=new_session)
-    return 1.0
-
-
-def _two_rewards(task: Any, base_url: str, key: str, reward_key: str, history: Any) -> float:
-    post(base_url, "/reward", reward_key, {"reward": 0.25})
-    assert "has its reward" in post(base_url, "/reward", reward_key, {"reward": 1.0})["error"]["message"]
-    return 1.0
-
-
-def _retry(task: Any, base_url: str, key: str, reward_key: str, history: Any) -> float:
-    body = {"messages": [*history, user("second")]}
-    for attempt in range(2):
-        try:
-            post(base_url, "/chat/completions", key, body, timeout=0.05, **{"x-stainless-retry-count": str(attempt)})
-        except TimeoutError:
-            continue
-    answer = post(base_url, "/chat/completions", key, body, **{"x-stainless-retry-count": "2"})
-    return float(answer["choices"][0]["message"]["content"] == "turn 1")
-
-
-def _edited(task: Any, base_url: str, key: str, reward_key: str, history: Any) -> float:
-    ask(base_url, key, [user("another"), *history[1:], user("second")])
-    return 1.0
-
-
-def _compacted(task: Any, base_url: str, key: str, reward_key: str, history: Any) -> float:
-    ask(base_url, key, [user("in short: first")])
-    return 1.0
-
-
-def _at_once(texts: list[str]) -> Any:
-    def deed(task: Any, base_url: str, key: str, reward_key: str, history: Any) -> float:
-        calls = [threading.Thread(target=ask, args=(base_url, key, [*history, user(text)])) for text in texts]
-        for call in calls:
-            call.start()
-        for call in calls:
-            call.join()
-        return 1.0
-
-    return deed
-
-
-def _long(task: Any, base_url: str, key: str, reward_key: str, history: Any) -> float:
-    ask(base_url, key, [*history, user("x" * 10_000_000)])
-    return 1.0
-
-
-def _many(task: Any, base_url: str, key: str, reward_key: str, history: Any) -> float:
-    for number in range(150):
-        message = ask(base_url, key, [*history, user(str(number))])
-        if message is None:
-            continue
-        history += [user(str(number)), {"role": "assistant", "content": message["content"]}]
-    return 0.5
+def returns_text(task: Any, base_url: str, key: str) -> Any:
+    return ask(base_url, key, [user("first")])["content"]
 
 
 FORGERY = """
@@ -247,50 +173,113 @@ print(json.dumps([found, secrets, [os.readlink(f) for f in glob.glob("/proc/self
 """
 
 
-def _forge(task: Any, base_url: str, key: str, reward_key: str, history: Any) -> float:
-    """Runs a text in a shell, as coding agents do with what the policy writes."""
-    ran = subprocess.run([sys.executable, "-c", FORGERY, "0" * 43], capture_output=True, text=True, check=True)
-    codes, secrets, open_files = json.loads(ran.stdout)
-    ours = [name for name in open_files if "socket" in name or name.startswith(str(Path(task["folder"])))]
-    return 0.0 if (codes, secrets, ours) == ([401, 401, 401], [], []) else 1.0
+class Deeds:
+    """What an agent does after the policy's first answer, and the reward that it returns."""
 
+    def __init__(self, task: Any, base_url: str, key: str, reward_key: str) -> None:
+        self.task, self.base_url, self.key, self.reward_key = task, base_url, key, reward_key
+        self.history = [user("first")]
+        answer = self._ask(self.history)
+        self.history.append({"role": "assistant", "content": answer["content"]})
 
-def _trespass(task: Any, base_url: str, key: str, reward_key: str, history: Any) -> float:
-    answer = post(base_url, "/chat/completions", "x" + key[1:], {"messages": history})
-    return float(answer["error"]["code"] == "invalid_api_key")
+    def do(self, deed: str) -> float | None:
+        """By the name of a method."""
+        return getattr(self, "do_" + deed.replace(",", "").replace(" ", "_"))()
 
+    def _ask(self, messages: Any, **more: Any) -> Any:
+        return ask(self.base_url, self.key, messages, **more)
 
-def _pays_then_raises(task: Any, base_url: str, key: str, reward_key: str, history: Any) -> float:
-    post(base_url, "/reward", reward_key, {"reward": 0.5})
-    raise KeyError("after the reward")
+    def _pay(self, reward: float) -> Any:
+        return post(self.base_url, "/reward", self.reward_key, {"reward": reward})
 
+    def do_well(self) -> float:
+        return 1.0
 
-def _unsupported(task: Any, base_url: str, key: str, reward_key: str, history: Any) -> float:
-    return len(ask(base_url, key, [*history, user("second")], stop=["."])["content"])
+    def do_raise(self) -> float:
+        raise KeyError("malformed")
 
+    def do_hang(self) -> None:
+        time.sleep(1000)
 
-def _image(task: Any, base_url: str, key: str, reward_key: str, history: Any) -> float:
-    shown = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://localhost/a.png"}}]}
-    return len(ask(base_url, key, [*history, shown])["content"])
+    def do_exit(self) -> None:
+        sys.exit(3)
 
+    def do_leave(self) -> None:
+        os._exit(7)
 
-def returns_text(task: Any, base_url: str, key: str) -> Any:
-    return ask(base_url, key, [user("first")])["content"]
+    def do_die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
+    def do_nan(self) -> float:
+        return float("nan")
 
-DEEDS = {
-    "pays, then raises": _pays_then_raises,
-    "unsupported": _unsupported,
-    "image": _image,
-    "child": _child,
-    "two rewards": _two_rewards,
-    "retry": _retry,
-    "edited": _edited,
-    "compacted": _compacted,
-    "equal at once": _at_once(["second", "second"]),
-    "different at once": _at_once(["second", "third"]),
-    "ten megabytes": _long,
-    "a hundred calls and more": _many,
-    "forge": _forge,
-    "trespass": _trespass,
-}
+    def do_no_reward(self) -> None:
+        return None
+
+    def do_child(self) -> float:
+        for new_session in (False, True):
+            subprocess.Popen(["sleep", "1000.25"], start_new_session=new_session)
+        return 1.0
+
+    def do_two_rewards(self) -> float:
+        self._pay(0.25)
+        assert "has its reward" in self._pay(1.0)["error"]["message"]
+        return 1.0
+
+    def do_retry(self) -> float:
+        body, path = {"messages": [*self.history, user("second")]}, "/chat/completions"
+        for attempt in range(2):
+            with suppress(TimeoutError):
+                headers = {"x-stainless-retry-count": str(attempt)}
+                post(self.base_url, path, self.key, body, timeout=0.05, **headers)
+        answer = post(self.base_url, path, self.key, body, **{"x-stainless-retry-count": "2"})
+        return float(answer["choices"][0]["message"]["content"] == "turn 1")
+
+    def do_edited(self) -> float:
+        self._ask([user("another"), *self.history[1:], user("second")])
+        return 1.0
+
+    def do_compacted(self) -> float:
+        self._ask([user("in short: first")])
+        return 1.0
+
+    def do_equal_at_once(self, *texts: str) -> float:
+        at_once([lambda text=text: self._ask([*self.history, user(text)]) for text in texts or ("second", "second")])
+        return 1.0
+
+    def do_different_at_once(self) -> float:
+        return self.do_equal_at_once("second", "third")
+
+    def do_ten_megabytes(self) -> float:
+        self._ask([*self.history, user("x" * 10_000_000)])
+        return 1.0
+
+    def do_a_hundred_calls_and_more(self) -> float:
+        for number in range(150):
+            message = self._ask([*self.history, user(str(number))])
+            if message is not None:
+                self.history += [user(str(number)), {"role": "assistant", "content": message["content"]}]
+        return 0.5
+
+    def do_forge(self) -> float:
+        """Runs a text in a shell, as coding agents do with what the policy writes."""
+        ran = subprocess.run([sys.executable, "-c", FORGERY, "0" * 43], capture_output=True, text=True, check=True)
+        codes, secrets, open_files = json.loads(ran.stdout)
+        folder = str(Path(self.task["folder"]))
+        ours = [name for name in open_files if "socket" in name or name.startswith(folder)]
+        return 0.0 if (codes, secrets, ours) == ([401, 401, 401], [], []) else 1.0
+
+    def do_trespass(self) -> float:
+        answer = post(self.base_url, "/chat/completions", "x" + self.key[1:], {"messages": self.history})
+        return float(answer["error"]["code"] == "invalid_api_key")
+
+    def do_pays_then_raises(self) -> float:
+        self._pay(0.5)
+        raise KeyError("after the reward")
+
+    def do_unsupported(self) -> float:
+        return len(self._ask([*self.history, user("second")], stop=["."])["content"])
+
+    def do_image(self) -> float:
+        shown = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://localhost/a.png"}}]}
+        return len(self._ask([*self.history, shown])["content"])

@@ -1,9 +1,15 @@
 """Tools and a TRL environment as users write them."""
 
 import asyncio
+import json
 import random
 import time
 from typing import Any
+
+
+def call(name: str, **arguments: Any) -> str:
+    """A call in the form of Hermes."""
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 def multiply(a: int, b: int) -> int:

@@ -30,20 +30,6 @@ def test_maps_begin_and_end_where_they_should_and_are_told_apart_by_their_number
         assert problem.id == sum(1 << i for i, tile in enumerate("".join(rows)) if tile == "H")
 
 
-def test_the_splits_share_no_map() -> None:
-    source = FrozenLakePrompts()
-    held_out = {p.id for p in source.validation(200)}
-    assert len(held_out) == 200
-    assert not held_out & {p.id for step in range(50) for p in source.prompts(step, count=32)}
-
-
-def test_a_step_is_a_function_of_seed_step_and_attempt() -> None:
-    source = FrozenLakePrompts()
-    here = source.prompts(5, count=8)
-    assert source.prompts(5, count=8) == here
-    assert all(o != here for o in (source.prompts(5, 1, count=8), FrozenLakePrompts(seed=1).prompts(5, count=8)))
-
-
 def test_a_good_demonstration_goes_a_shortest_way_and_a_stroll_mostly_fails() -> None:
     pytest.importorskip("gymnasium")
     rng = random.Random(0)
@@ -80,16 +66,3 @@ def test_an_episode_may_be_played_in_the_pool() -> None:
     with EnvironmentPool(LAKE) as pool:
         pool.reset(0, seed=0, row=problem.columns)
         assert str(pool.collect_all()[0].observation).startswith("@")
-
-
-@pytest.mark.parametrize(
-    "settings", [{"size": 1}, {"size": 8}, {"holes": 1.0}, {"good_share": 1.5}, {"longest_stroll": 0}]
-)
-def test_a_lake_that_cannot_be_made_is_refused(settings: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(settings))}.* {next(iter(settings.values()))}"):
-        FrozenLakePrompts(**settings)  # type: ignore[arg-type]
-
-
-def test_too_few_maps_are_one_clear_error() -> None:
-    with pytest.raises(ValueError, match="change holes"):
-        FrozenLakePrompts(size=2).prompts(0, count=50)

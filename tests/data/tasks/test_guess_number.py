@@ -49,15 +49,3 @@ def test_the_policy_reads_where_the_number_can_still_be() -> None:
     for broken in ("[99]", "what?"):
         turn = play(GAME, [broken], seed=seed)[-1]
         assert turn.observation == "1-15" and turn.invalid_action
-
-
-def test_games_are_told_apart_and_held_out_by_their_number() -> None:
-    source = GuessNumberPrompts()
-    held_out = {p.id for p in source.validation(50)}
-    assert len(held_out) == 50 and not held_out & {p.id for p in source.prompts(0, count=200)}
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.5])
-def test_a_share_that_is_none_is_refused(share: float) -> None:
-    with pytest.raises(ValueError, match=rf"halving_share must lie in \[0, 1\], got {share}"):
-        GuessNumberPrompts(halving_share=share)

@@ -36,21 +36,3 @@ def test_the_question_says_what_the_brackets_are_for() -> None:
         ]
         body = program.partition("return ")[2].removesuffix("\n```")
         assert f"assert f(7) == {eval(body, {'x': 7})}" in problem.answer
-
-
-def test_the_splits_share_nothing_and_steps_differ() -> None:
-    source = OneLinerPrompts()
-    held_out = {p.id for p in source.validation(100)}
-    train = [{p.id for p in source.prompts(step, count=16)} for step in range(20)]
-    assert not held_out & set().union(*train)
-    assert train[0] != train[1]
-    assert len({p.question for p in source.validation(100)}) == len(held_out) == 100
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [({"operations": 0}, "between 1 and 6, got 0"), ({"careless_share": 1.5}, r"lie in \[0, 1\], got 1.5")],
-)
-def test_fields_out_of_range_are_refused(arguments: dict[str, float], complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        OneLinerPrompts(**arguments)  # type: ignore[arg-type]

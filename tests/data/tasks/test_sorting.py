@@ -19,34 +19,10 @@ def test_the_answer_is_the_sorted_question_and_both_are_four_tokens() -> None:
         assert len(tokenizer(prompt.question).input_ids) == len(tokenizer(shown).input_ids) == 4
 
 
-def test_the_splits_share_nothing_and_lose_nothing() -> None:
-    source = SortingPrompts(length=2, symbols=4)
-    train = {p.question for step in range(200) for p in source.prompts(step, count=5)}
-    held_out: set[str] = set()
-    for count in range(1, 16):
-        try:
-            held_out = {p.question for p in source.validation(count)}
-        except ValueError:
-            break
-    assert held_out
-    assert not train & held_out
-    assert train | held_out == {f"{a}{b}" for a in range(4) for b in range(4)}
-
-
 def test_a_tenth_of_all_sequences_is_held_out() -> None:
     source = SortingPrompts()
     problems = (Problem(id=identity, question="", answer="") for identity in range(10_000))
     assert sum(map(source.is_held_out, problems)) == pytest.approx(1000, abs=100)
-
-
-def test_a_step_is_a_function_of_seed_step_and_attempt() -> None:
-    source = SortingPrompts()
-    here = source.prompts(5, count=20)
-    source.prompts(6, count=20)
-    assert source.prompts(5, count=20) == here
-    assert len({p.id for p in here}) == 20
-    others = [source.prompts(6, count=20), source.prompts(5, 1, count=20), SortingPrompts(seed=1).prompts(5, count=20)]
-    assert all(other != here for other in others)
 
 
 def test_zeros_in_front_are_kept_apart() -> None:
@@ -63,17 +39,3 @@ def test_a_demonstration_earns_every_reward_in_full() -> None:
     for credit in ("distance", "inclusion_order", "inclusion_order_simple"):
         scores = SortingReward(credit=credit)(shown, [p.answer for p in prompts], {})
         assert [s.value for s in scores] == [1.0] * 30
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [({"length": 1}, "between 2 and 12, got 1"), ({"symbols": 11}, "between 2 and 10 symbols, got 11")],
-)
-def test_sizes_out_of_range_are_refused(arguments: dict[str, int], complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        SortingPrompts(**arguments)
-
-
-def test_more_sequences_than_there_are_is_one_clear_error() -> None:
-    with pytest.raises(ValueError, match="different train problems found where 17 were asked for"):
-        SortingPrompts(length=2, symbols=4).prompts(0, count=17)
