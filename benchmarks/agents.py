@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import parser_of, publish, surroundings
+from common import add, parser_of, publish, surroundings
 from runs import CONFIGS, fit, numbers, seeds_of
 
 TASKS = ("frozen_lake", "calculator", "guess_number", "black_box")
@@ -42,8 +42,7 @@ def main() -> None:
     for task in arguments.tasks:
         for seed in arguments.seeds:
             with tempfile.TemporaryDirectory() as folder:
-                record["runs"].append(run(task, seed, Path(folder), extra))
-            print(record["runs"][-1], flush=True)
+                add(run(task, seed, Path(folder), extra), record["runs"])
     record["load_after"] = [round(load, 2) for load in os.getloadavg()]
     publish(record, arguments.output)
 

@@ -5,7 +5,6 @@ python benchmarks/cold_start.py --path HuggingFaceTB/SmolLM2-135M-Instruct --out
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import torch
 import yaml
-from common import parser_of, surroundings, write
+from common import add, parser_of, surroundings, write
 from runs import CONFIGS
 
 from grpo_pl.cli.answering import Answerer
@@ -79,8 +78,7 @@ def main() -> None:
     settings = {"steps": given.steps, "batch_size": 8}
     record: dict[str, Any] = {"weights": given.weights or given.path, "surroundings": surroundings("cpu"), "rows": []}
     for count, lora in [(k, False) for k in given.counts] + [(k, True) for k in given.lora_counts]:
-        record["rows"].append(measured(given.path, count, lora, given.problems, settings))
-        print(json.dumps(record["rows"][-1]), flush=True)
+        add(measured(given.path, count, lora, given.problems, settings), record["rows"])
         write(record, given.output)
 
 

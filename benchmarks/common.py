@@ -54,6 +54,17 @@ class Cell:
     def rows(self) -> int:
         return self.prompts * self.group
 
+    @property
+    def products(self) -> list[tuple[int, int]]:
+        """Inputs and outputs of the fused linear layers of a block."""
+        size = self.hidden // self.heads
+        return [
+            (self.hidden, (self.heads + 2 * self.key_heads) * size),
+            (self.heads * size, self.hidden),
+            (self.hidden, 2 * self.intermediate),
+            (self.intermediate, self.hidden),
+        ]
+
     def config(self) -> dict[str, Any]:
         return {
             "vocab_size": self.vocabulary,
@@ -367,4 +378,10 @@ def publish(record: Mapping[str, Any], output: Path | None) -> None:
 
 
 def describe(cell: Cell) -> dict[str, Any]:
-    return {key: value for key, value in asdict(cell).items() if key != "name"}
+    return {("cell" if key == "name" else key): value for key, value in asdict(cell).items()}
+
+
+def add(row: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Adds a row to those of a record, and prints it."""
+    rows.append(row)
+    print(json.dumps(row), flush=True)

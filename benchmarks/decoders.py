@@ -38,17 +38,10 @@ def cell_of(width: int) -> Cell:
 
 def gigaflops(kernel: DecodeKernel, cell: Cell, repetitions: int) -> float:
     """10⁹ operations per second of one thread's products with the weights of a layer of ``cell``, packing left out."""
-    size = cell.hidden // cell.heads
-    shapes = [
-        (cell.hidden, (cell.heads + 2 * cell.key_heads) * size),
-        (cell.heads * size, cell.hidden),
-        (cell.hidden, 2 * cell.intermediate),
-        (cell.intermediate, cell.hidden),
-    ]
-    work = {f"{inputs} {outputs}": ROWS * inputs * outputs for inputs, outputs in shapes}
+    work = {f"{inputs} {outputs}": ROWS * inputs * outputs for inputs, outputs in cell.products}
     times = {name: max(1, 20_000_000 // size) for name, size in work.items()}
     arms = {}
-    for (name, count), (inputs, outputs) in zip(times.items(), shapes, strict=True):
+    for (name, count), (inputs, outputs) in zip(times.items(), cell.products, strict=True):
         product = kernel.product(torch.randn(outputs, inputs), torch.randn(ROWS, inputs))
         arms[name] = lambda product=product, count=count: [product() for _ in range(count)]
     seconds = interleaved(arms, repetitions=repetitions, device="cpu")

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from common import (
     MIB,
+    add,
     forget_memory,
     machine_arguments,
     most_memory,
@@ -106,8 +107,7 @@ def main() -> None:
             command = [sys.executable, __file__, *shared, "--one", way, str(tokens), str(vocabulary)]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             cell[way] = json.loads(done.stdout.splitlines()[-1])
-        record["cells"].append(cell)
-        print(json.dumps(cell), flush=True)
+        add(cell, record["cells"])
     publish(record, arguments.output)
 
 

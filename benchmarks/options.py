@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +13,7 @@ from common import (
     MEDIUM,
     SMALL,
     Cell,
+    add,
     interleaved,
     machine_arguments,
     parser_of,
@@ -108,8 +108,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     record: dict[str, Any] = {"benchmark": "options", **surroundings(arguments.device), "cells": []}
     for cell in [SMALL, MEDIUM] if arguments.device == "cpu" else [HALF_BILLION]:
-        record["cells"].append(measure(cell, arguments.device, arguments.repetitions))
-        print(json.dumps(record["cells"][-1]), flush=True)
+        add(measure(cell, arguments.device, arguments.repetitions), record["cells"])
     publish(record, arguments.output)
 
 

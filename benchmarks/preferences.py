@@ -11,13 +11,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from common import parser_of, surroundings, write
-from runs import CONFIGS, GRPO_PL, SEEDED, metric_rows, numbers, seeds_of
+from runs import CONFIGS, GRPO_PL, SEEDED, metric_rows, numbers, record_seeds, seeds_of
 from safetensors import safe_open
 
 WATCH = "held-out pairs: the policy may have"
@@ -66,17 +64,5 @@ def _fit(config: str, folder: Path, *options: str) -> str:
     return done.stderr
 
 
-def main() -> None:
-    parser = parser_of(__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    arguments, extra = parser.parse_known_args()
-    record: dict[str, Any] = {"benchmark": "preferences", "options": extra, **surroundings("cpu"), "runs": []}
-    for seed in arguments.seeds:
-        with tempfile.TemporaryDirectory() as folder:
-            record["runs"].append(run(seed, Path(folder), extra))
-        print(json.dumps(record["runs"][-1]), flush=True)
-        write(record, arguments.output)
-
-
 if __name__ == "__main__":
-    main()
+    record_seeds(__doc__, "preferences", run)

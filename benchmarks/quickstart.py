@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import resource
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from common import parser_of, publish, surroundings
 from lightning.pytorch.loops import _EvaluationLoop
-from runs import CONFIGS, fit, numbers, seeds_of
+from runs import CONFIGS, fit, numbers, record_seeds, seeds_of
 
 from grpo_pl.training.cold_start import ColdStart
 
@@ -92,19 +89,5 @@ def well_formed(completions: Path, rollouts: int = 20) -> float:
     return sum(paid) / len(paid)
 
 
-def main() -> None:
-    parser = parser_of(__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    arguments, extra = parser.parse_known_args()  # the others are options of the fit
-    record: dict[str, Any] = {"benchmark": "quickstart", **surroundings("cpu"), "options": extra, "runs": []}
-    for seed in arguments.seeds:
-        with tempfile.TemporaryDirectory() as folder:
-            record["runs"].append(run(seed, Path(folder), extra))
-        print(json.dumps(record["runs"][-1]), flush=True)
-    # of the largest process of all runs, which is the training process; reward workers are not included
-    record["peak_gib"] = round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20, 2)
-    publish(record, arguments.output)
-
-
 if __name__ == "__main__":
-    main()
+    record_seeds(__doc__, "quickstart", run)

@@ -23,6 +23,7 @@ from common import (
     SMALL,
     Cell,
     ScriptedLengths,
+    add,
     chosen_cells,
     describe,
     interleaved,
@@ -156,20 +157,13 @@ def products_alone(cell: Cell, lengths: Sequence[int], device: str, *, packed: b
     Args:
         packed: use the engine's own kernels; otherwise torch's ``F.linear``.
     """
-    dtype, size = getattr(torch, cell.dtype), cell.hidden // cell.heads
-    widths = [
-        (cell.hidden, (cell.heads + 2 * cell.key_heads) * size),
-        (cell.heads * size, cell.hidden),
-        (cell.hidden, 2 * cell.intermediate),
-        (cell.intermediate, cell.hidden),
-    ] * cell.layers + [(cell.hidden, cell.vocabulary)]
+    dtype = getattr(torch, cell.dtype)
+    widths = [*cell.products * cell.layers, (cell.hidden, cell.vocabulary)]
     weights = [torch.randn(out, into, device=device, dtype=dtype) for into, out in widths]
-    layers: list[Callable[[Tensor], Tensor]] = []
-    for weight in weights:
-        if packed:
-            layers.append(Matrix(weight, rows=cell.rows))
-        else:
-            layers.append(partial(torch.nn.functional.linear, weight=weight))
+    layers: list[Callable[[Tensor], Tensor]] = [
+        Matrix(weight, rows=cell.rows) if packed else partial(torch.nn.functional.linear, weight=weight)
+        for weight in weights
+    ]
     inputs = {
         width: torch.randn(cell.prompts * cell.prompt_tokens, width, device=device, dtype=dtype) for width, _ in widths
     }
@@ -240,7 +234,7 @@ def alone(cell: Cell, law: str, device: str, repetitions: int) -> dict[str, Any]
     arms = {"ours": drawn(ScriptedNative(lengths=lengths), cell.model(device), cell, lengths)}
     seconds = summary(interleaved(arms, repetitions=repetitions, device=device)["ours"])
     speed = round(sum(lengths) / seconds["median"])
-    return {"cell": cell.name, "lengths": law, **describe(cell), "seconds": seconds, "tokens_per_second": speed}
+    return {**describe(cell), "lengths": law, "seconds": seconds, "tokens_per_second": speed}
 
 
 def measure(cell: Cell, law: str, device: str, repetitions: int) -> dict[str, Any]:
@@ -265,9 +259,8 @@ def measure(cell: Cell, law: str, device: str, repetitions: int) -> dict[str, An
     vllm = vllm_seconds(cell, lengths, repetitions)
     tokens = sum(lengths)
     return {
-        "cell": cell.name,
-        "lengths": law,
         **describe(cell),
+        "lengths": law,
         "tokens": tokens,
         "tokens_per_second": {name: round(tokens / summary(values)["median"]) for name, values in seconds.items()},
         "seconds": {name: summary(values) for name, values in seconds.items()},
@@ -307,7 +300,6 @@ def profile(cell: Cell, device: str) -> dict[str, Any]:
     counts = {event.key: event.count for event in events}
     longest = sorted(events, key=lambda event: event.self_device_time_total or event.self_cpu_time_total, reverse=True)
     return {
-        "cell": cell.name,
         **describe(replace(cell, completion_tokens=PROFILED)),
         "waits_per_token": round(sum(counts.get(name, 0) for name in WAITS) / PROFILED, 2),
         "launches_per_token": round(sum(counts.get(name, 0) for name in LAUNCHES) / PROFILED, 1),
@@ -335,12 +327,11 @@ def main() -> None:
     record: dict[str, Any] = {"benchmark": "rollout", **surroundings(arguments.device), "cells": []}
     for cell in chosen_cells(arguments, CPU_CELLS):
         if arguments.profile:
-            record["cells"].append(profile(cell, arguments.device))
+            add(profile(cell, arguments.device), record["cells"])
             continue
         for law in arguments.lengths:
             one = alone if arguments.alone else measure
-            record["cells"].append(one(cell, law, arguments.device, arguments.repetitions))
-            print(json.dumps(record["cells"][-1]), flush=True)
+            add(one(cell, law, arguments.device, arguments.repetitions), record["cells"])
     publish(record, arguments.output)
 
 

@@ -7,10 +7,13 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from common import add, parser_of, publish, surroundings, write
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 GRPO_PL = (sys.executable, "-m", "grpo_pl")
@@ -59,6 +62,27 @@ def fit(
     start, used = time.perf_counter(), cpu_seconds()
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
     return Run(folder / name, time.perf_counter() - start, cpu_seconds() - used)
+
+
+def record_seeds(
+    description: str | None, benchmark: str, run: Callable[[int, Path, list[str]], dict[str, Any]]
+) -> None:
+    """The command of a benchmark that makes one run for each of ``--seeds``, and hands further options on.
+
+    Args:
+        run: of a seed, in an empty folder and with these options; what it found.
+    """
+    parser = parser_of(description)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    arguments, options = parser.parse_known_args()
+    record: dict[str, Any] = {"benchmark": benchmark, **surroundings("cpu"), "options": options, "runs": []}
+    for seed in arguments.seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            add(run(seed, Path(folder), options), record["runs"])
+        # of the largest process of all runs, which is a training process
+        record["peak_gib"] = round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20, 2)
+        write(record, arguments.output)
+    publish(record, arguments.output)
 
 
 def cpu_seconds() -> float:

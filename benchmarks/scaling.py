@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import tempfile
@@ -17,6 +16,7 @@ from common import (
     MEDIUM,
     SMALL,
     Cell,
+    add,
     be_quiet,
     forget_memory,
     lengths_of,
@@ -77,15 +77,14 @@ def growth(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def ranks(counts: list[int], steps: int) -> list[dict[str, Any]]:
     """Step time of the quickstart in several processes of one thread each; meaningful only with as many cores."""
-    results = []
+    results: list[dict[str, Any]] = []
     for count in counts:
         with tempfile.TemporaryDirectory() as folder:
             options = [f"--data.steps={steps + 1}", "--data.val_prompts=8", "--model.cold_start=null"]
             options += [f"--trainer.devices={count}"] + (["--trainer.strategy=ddp"] if count > 1 else [])
             done = fit(CONFIGS / "quickstart.yaml", Path(folder), *options, variables={"OMP_NUM_THREADS": "1"})
             seconds = numbers(done.rows("step_time"), "step_time", 9)
-        results.append({"axis": "ranks", "value": count, "seconds": summary(seconds[1:])})
-        print(json.dumps(results[-1]), flush=True)
+        add({"axis": "ranks", "value": count, "seconds": summary(seconds[1:])}, results)
     return results
 
 
@@ -101,9 +100,8 @@ def main() -> None:
     for axis, value, cell in sweep(arguments.device):
         if arguments.axes and axis not in arguments.axes:
             continue
-        found = {"axis": axis, "value": value, **time_cell(cell, arguments.device, arguments.steps)}
-        record["cells"].append(found)
-        print(json.dumps(found), flush=True)
+        measured = time_cell(cell, arguments.device, arguments.steps)
+        add({"axis": axis, "value": value, **measured}, record["cells"])
     if by_tokens := [cell for cell in record["cells"] if cell["axis"] == "tokens"]:
         record["growth_with_tokens"] = growth(by_tokens)
     if arguments.device == "cpu" and (not arguments.axes or "ranks" in arguments.axes):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from pathlib import Path
 from statistics import fmean, median_high
 from typing import Any
 
-from common import parser_of, publish, surroundings
-from runs import CONFIGS, SEEDED, fit, numbers, seeds_of
+from runs import CONFIGS, SEEDED, fit, numbers, record_seeds, seeds_of
 
 BAR = 6.0  # of 7 points; digits in order that ignore the prompt are worth about 4.6
 
@@ -32,17 +29,5 @@ def run(seed: int, folder: Path, extra: list[str]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = parser_of(__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    arguments, extra = parser.parse_known_args()
-    record: dict[str, Any] = {"benchmark": "sorting", **surroundings("cpu"), "runs": []}
-    for seed in arguments.seeds:
-        with tempfile.TemporaryDirectory() as folder:
-            record["runs"].append(run(seed, Path(folder), extra))
-        print(json.dumps(record["runs"][-1]), flush=True)
-    publish(record, arguments.output)
-
-
 if __name__ == "__main__":
-    main()
+    record_seeds(__doc__, "sorting", run)

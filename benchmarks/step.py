@@ -29,6 +29,7 @@ from common import (
     SMALL,
     Cell,
     ScriptedLengths,
+    add,
     bare_trainer,
     be_quiet,
     chosen_cells,
@@ -290,9 +291,8 @@ def measure(cell: Cell, law: str, device: str, peers: Sequence[str], steps: int)
 def compared(cell: Cell, law: str, lengths: Sequence[int], ours: Ours) -> dict[str, Any]:
     """Our steps beside those of the peers that took turns with them."""
     return {
-        "cell": cell.name,
-        "lengths": law,
         **describe(cell),
+        "lengths": law,
         "tokens": sum(lengths),
         "seconds": {"ours": summary(ours.seconds), **{name: summary(v) for name, v in ours.theirs.items()}},
         "stages": medians(ours.stages),
@@ -357,7 +357,6 @@ def apart(cell: Cell, steps: int) -> dict[str, Any]:
     }
     in_float32 = {name: found[f"{name}_float32"]["seconds"]["median"] for name in ("ours", "trl")}
     return {
-        "cell": cell.name,
         **describe(cell),
         "sides": found,
         "ratio_in_float32": round(in_float32["trl"] / in_float32["ours"], 2),
@@ -385,9 +384,8 @@ def pipelined(cell: Cell, law: str, steps: int) -> dict[str, Any]:
             stages[name] += ours.stages[1:-1]
     torch.set_num_threads(threads)
     return {
-        "cell": cell.name,
-        "lengths": law,
         **describe(cell),
+        "lengths": law,
         "tokens": sum(lengths),
         "seconds": {name: summary(values) for name, values in seconds.items()},
         "stages": {name: medians(found) for name, found in stages.items()},
@@ -449,7 +447,7 @@ def update(cell: Cell, device: str, tokens: int, ways: Sequence[str], steps: int
             ),
         }
         print(json.dumps({way: found[way]}), flush=True)
-    return {"cell": cell.name, **describe(cell), "micro_batch_tokens": tokens, "tokens": trained, "ways": found}
+    return {**describe(cell), "micro_batch_tokens": tokens, "tokens": trained, "ways": found}
 
 
 def operators(cell: Cell, device: str, steps: int) -> dict[str, Any]:
@@ -467,7 +465,7 @@ def operators(cell: Cell, device: str, steps: int) -> dict[str, Any]:
         if event.key.startswith(("aten::", "mkldnn::")):
             spent[kind(event.key)] = spent.get(kind(event.key), 0.0) + event.self_cpu_time_total
     shares = {name: round(time / sum(spent.values()), 3) for name, time in spent.items()}
-    return {"cell": cell.name, **describe(cell), "shares": shares}
+    return {**describe(cell), "shares": shares}
 
 
 def planned(cell: Cell, way: str, tokens: int, *, fused: Fused) -> float:
@@ -519,8 +517,7 @@ def main() -> None:
     }
     for part in arguments.parts:
         for one in work[part]:
-            record.setdefault(part, []).append(one(steps=arguments.steps))
-            print(json.dumps(record[part][-1]), flush=True)
+            add(one(steps=arguments.steps), record.setdefault(part, []))
     assert character_tokenizer().eos_token_id == EOS, "the scripts end rows with the tokenizer's EOS"
     publish(record, arguments.output)
 

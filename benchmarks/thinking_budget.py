@@ -9,12 +9,11 @@ A finished fit enters the record at once, and one that is there is not made agai
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import parser_of, read_runs, surroundings, write
+from common import add, parser_of, read_runs, surroundings, write
 from runs import fit, seeds_of
 
 CONFIG = "configs/countdown_search.yaml"
@@ -51,8 +50,7 @@ def main() -> None:
             for budget in arguments.budgets:
                 if any((each["seed"], each["budget"]) == (seed, budget) for each in runs):
                     continue
-                runs.append(run(budget, seed, arguments.cache or Path(folder), extra))
-                print(json.dumps(runs[-1]), flush=True)
+                add(run(budget, seed, arguments.cache or Path(folder), extra), runs)
                 about = {"benchmark": "thinking_budget", "config": CONFIG, "options": extra}
                 write({**about, **surroundings("cpu"), "runs": runs}, arguments.output)
 
