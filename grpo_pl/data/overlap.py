@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from grpo_pl.data.cells import normal_question
@@ -49,23 +49,20 @@ def find_overlaps(train: Iterable[Problem], held_out: Mapping[str, Sequence[Prob
         if question in whole:
             repeated.add(question)
         shared |= grams & n_grams(prompt.question)
-    return {name: _overlap(prompts, repeated, shared) for name, prompts in held_out.items()}
+    found = {}
+    for name, prompts in held_out.items():
+        parts: tuple[list[Problem], list[Problem]] = ([], [])
+        for prompt in prompts:
+            parts[normal_question(prompt.question) in repeated].append(prompt)
+        alike = [prompt for prompt in parts[False] if shared & n_grams(prompt.question)]
+        found[name] = Overlap(held_out=len(prompts), repeated=parts[True], alike=alike)
+    return found
 
 
 def n_grams(question: str, words: int = WORDS) -> set[int]:
     """All runs of ``words`` words of a question, as hashes."""
     split = _WORD.findall(question.casefold())
     return {hash(run) for run in zip(*(split[start:] for start in range(words)), strict=False)}
-
-
-def _overlap(prompts: Sequence[Problem], repeated: Set[str], shared: Set[int]) -> Overlap:
-    is_repeat = [normal_question(prompt.question) in repeated for prompt in prompts]
-    others = [prompt for prompt, repeat in zip(prompts, is_repeat, strict=True) if not repeat]
-    return Overlap(
-        held_out=len(prompts),
-        repeated=[prompt for prompt, repeat in zip(prompts, is_repeat, strict=True) if repeat],
-        alike=[prompt for prompt in others if shared & n_grams(prompt.question)],
-    )
 
 
 def refuse_repeats(overlaps: Mapping[str, Overlap], *, what: str = "training problems as well") -> None:

@@ -167,26 +167,23 @@ class HeldOutMetrics:
         process_group: Any = None,
     ) -> None:
         self.metrics: dict[str, GroupMetric] = {}
-        self._named = named_rewards(rewards)
-        self._places: dict[str, tuple[str, str]] = {}  # group and name, by key
         self.noted: dict[str, list[float]] = {}
         """Extra values that rewards logged on this rank."""
-        self._unjudged = {group: SumMetric().to(device) for group in groups}
-        self._samples = validation.samples
-        self._right, self._judged = (
-            {group: AverageAtK(validation.samples).to(device) for group in groups} for _ in range(2)
-        )
+        self._named, self._samples = named_rewards(rewards), validation.samples
+        self._names: list[str] = []  # of the metrics of each group
+        self._unjudged = {group: SumMetric() for group in groups}
+        self._right, self._judged = ({group: AverageAtK(self._samples) for group in groups} for _ in range(2))
         for group in groups:
             named: dict[str, GroupMetric] = {name: MeanReward() for name in self._named}
             if not self._named:
-                named = correctness_metrics(validation.ks, validation.samples)
-            named |= {name: AverageAtK(validation.samples) for name in ("mean_length", "clipped_ratio")}
+                named = correctness_metrics(validation.ks, self._samples)
+            named |= {name: AverageAtK(self._samples) for name in ("mean_length", "clipped_ratio")}
             named |= {"greedy": PassAtK(1)} if validation.greedy and not self._named else {}
-            self.metrics |= {f"{group}/{name}": metric.to(device) for name, metric in named.items()}
-            self._places |= {f"{group}/{name}": (group, name) for name in named}
+            self.metrics |= {f"{group}/{name}": metric for name, metric in named.items()}
+            self._names = list(named)
         counts: list[Metric] = [*self._unjudged.values(), *self._right.values(), *self._judged.values()]
         for metric in (*self.metrics.values(), *counts):
-            metric.process_group = process_group
+            metric.to(device).process_group = process_group
 
     def update(self, batch: PromptBatch, sampled: Answers, greedy: Answers | None) -> None:
         """Adds the problems of a batch to the groups that they belong to; ``greedy`` is needed if validation asks for
@@ -194,27 +191,22 @@ class HeldOutMetrics:
         device = sampled.correct.device
         ids = torch.tensor([prompt.id for prompt in batch.prompts], device=device)
         rows = list(zip(batch.valid, batch.groups, strict=True))
-        member = {
-            group: torch.tensor([valid and group in groups for valid, groups in rows], device=device)
-            for group in self._unjudged
-        }
-        for key, metric in self.metrics.items():  # all, also without problems: a metric without an update cannot sync
-            group, name = self._places[key]
-            answers = greedy if name == "greedy" else sampled
-            assert answers is not None
-            values = answers.rewards.get(name)
-            if values is None:
-                values = getattr(answers, _READ.get(name.partition("@")[0], "correct"))
-            metric.update(values, member[group], ids, answers.judged)
-        for group in self._unjudged:
-            self._right[group].update(sampled.correct & sampled.judged, member[group], ids)
-            self._judged[group].update(sampled.judged, member[group], ids)
-        for group, count in self._unjudged.items():
-            for answers in (sampled, greedy):
-                if answers is not None:
-                    count.update((~answers.judged[member[group]]).sum())
-        for answers in (sampled, greedy):
-            for name, logged in ({} if answers is None else answers.noted).items():
+        both = [answers for answers in (sampled, greedy) if answers is not None]
+        for group, unjudged in self._unjudged.items():  # also without problems: a metric without an update cannot sync
+            member = torch.tensor([valid and group in groups for valid, groups in rows], device=device)
+            for name in self._names:
+                answers = greedy if name == "greedy" else sampled
+                assert answers is not None
+                values = answers.rewards.get(name)
+                if values is None:
+                    values = getattr(answers, _READ.get(name.partition("@")[0], "correct"))
+                self.metrics[f"{group}/{name}"].update(values, member, ids, answers.judged)
+            self._right[group].update(sampled.correct & sampled.judged, member, ids)
+            self._judged[group].update(sampled.judged, member, ids)
+            for answers in both:
+                unjudged.update((~answers.judged[member]).sum())
+        for answers in both:
+            for name, logged in answers.noted.items():
                 self.noted.setdefault(name, []).extend(logged)
 
     def results(self) -> dict[str, MetricResult]:
