@@ -10,6 +10,7 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
@@ -44,18 +45,12 @@ def refusal(status: int, message: str, *, code: str, param: str | None = None) -
     return Reply(status, json.dumps(error_body(status, message[:500], code=code, param=param)))
 
 
-@dataclass
+@dataclass(eq=False)
 class AgentCall:
     """A chat request that waits for the policy's answer."""
 
     request: AgentRequest
-    digest: bytes
-    answered: threading.Event = field(default_factory=threading.Event)
-    reply: Reply | None = None
-
-    def answer(self, reply: Reply) -> None:
-        self.reply = reply
-        self.answered.set()
+    reply: Future[Reply] = field(default_factory=Future)
 
 
 class _Said(NamedTuple):
@@ -115,7 +110,7 @@ class AgentSession:
         """The limit that was reached; all further calls are refused with it."""
         self._lock = threading.Lock()
         self._calls: dict[bytes, AgentCall] = {}  # the latest of each content
-        self._unanswered: list[AgentCall] = []
+        self._unanswered: set[AgentCall] = set()
         self._conversations: list[_Conversation] = []
         self.conversation = 0
         """The number of the one that the latest call is in."""
@@ -169,14 +164,12 @@ class AgentSession:
                 return refusal(400, self.over, code=_FULL)
             call = self._calls.get(digest) if again else None
             if call is None:
-                call = self._calls[digest] = AgentCall(request, digest)
-                self._unanswered.append(call)
+                call = self._calls[digest] = AgentCall(request)
+                self._unanswered.add(call)
                 for name in request.in_vain:
                     self._warn(f"an agent sets {name}, which has no effect: sampling is the run's.")
                 self.events.put(call)
-        call.answered.wait()
-        assert call.reply is not None
-        return call.reply
+        return call.reply.result()
 
     def _rewarded(self, bearer: str, body: bytes) -> Reply:
         if not self.takes_reward or not _equal(bearer, self.reward_key):
@@ -253,8 +246,8 @@ class AgentSession:
         reason = "tool_calls" if calls else "length" if drawn.get("finish_reason") == "length" else "stop"
         usage = answers.usage(int(drawn.get("prompt_tokens", 0)), int(drawn.get("completion_tokens", 0)))
         with self._lock:
-            self._unanswered = [each for each in self._unanswered if each is not call]
-        call.answer(_written(request, text, calls, reason, usage, number=self.answers))
+            self._unanswered.discard(call)
+        call.reply.set_result(_written(request, text, calls, reason, usage, number=self.answers))
         return any(found.fault for found in self.parser.calls(action, offered)) if offered else False
 
     def end(self, limit: str) -> None:
@@ -262,7 +255,7 @@ class AgentSession:
         with self._lock:
             self.over = limit
             for call in self._unanswered:
-                call.answer(refusal(400, limit, code=_FULL))
+                call.reply.set_result(refusal(400, limit, code=_FULL))
             self._unanswered.clear()
 
     def close(self) -> None:

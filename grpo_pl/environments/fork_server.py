@@ -176,7 +176,7 @@ def _play(channel: Channel, prototype: Any, memory_bytes: int) -> NoReturn:
 
 
 def _plain(transition: Any) -> dict[str, Any]:
-    values = vars(transition) | {"observation": transition.observation}
+    values = vars(transition)
     try:
         if len(json.dumps(dict(transition.info))) <= LONGEST_INFO:
             return values | {"info": dict(transition.info)}
