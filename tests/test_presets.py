@@ -18,25 +18,14 @@ import yaml
 from safetensors.torch import load_file
 
 from grpo_pl.config.presets import preset_fields, presets
+from tests.conftest import TINY_POLICY
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 PRESETS = [name for name in presets() if name not in ("echo", "gigpo", "turn_returns")]  # those need an environment
 SMALL: dict[str, Any] = {
     "trainer": {"val_check_interval": 3},
     "model": {
-        "policy": {
-            "from_scratch": {
-                "model_type": "qwen2",
-                "hidden_size": 32,
-                "intermediate_size": 48,
-                "num_hidden_layers": 1,
-                "num_attention_heads": 2,
-                "num_key_value_heads": 2,
-                "max_position_embeddings": 96,
-                "tie_word_embeddings": True,
-                "initializer_range": 0.08,
-            }
-        },
+        "policy": {"from_scratch": {**TINY_POLICY, "max_position_embeddings": 96}},
         "cold_start": {"steps": 80, "batch_size": 16, "lr": 0.01},
         "algorithm": {"group_size": 4, "num_iterations": 2},  # with one update, clips and ratios would be idle
         "sampling": {"max_completion_length": 24},

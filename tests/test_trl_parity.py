@@ -75,6 +75,14 @@ def inputs(trainer):
     }
 
 
+def heads(seed: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """Hidden states with a gradient, a head, and a teacher's logits, which the identity as its head returns."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((B * T, 6), (40, 6), (B * T, 40))
+    hidden, weight, taught = (torch.randn(*shape, generator=generator, dtype=dtype) for shape in shapes)
+    return [hidden.requires_grad_(), weight, taught]
+
+
 def configure(trainer, settings, monkeypatch):
     defaults = {"beta": 0.3, "importance_sampling_level": "token", "use_bias_correction_kl": False, **EPSILON}
     for name, value in (defaults | settings).items():
@@ -168,14 +176,9 @@ def test_the_divergence_from_a_teacher_is_that_of_gkd(beta, temperature):
     """Value and gradient, by the chunked head in float32, against ``GKDTrainer.generalized_jsd_loss``."""
     from trl.experimental.gkd import GKDTrainer
 
-    generator = torch.Generator().manual_seed(1)
-    hidden, weight, theirs = (torch.randn(*shape, generator=generator) for shape in ((B * T, 6), (40, 6), (B * T, 40)))
-    hidden.requires_grad_()
-    eye = torch.eye(40)  # a head that returns the teacher's logits as they are
-    ids = torch.zeros(B * T, dtype=torch.int64)
-    ours = head_scores(
-        hidden, weight, ids, teacher=TaughtTokens(theirs, eye, None, beta), temperature=temperature
-    ).divergence
+    hidden, weight, theirs = heads(1)
+    ids, teacher = torch.zeros(B * T, dtype=torch.int64), TaughtTokens(theirs, torch.eye(40), None, beta)
+    ours = head_scores(hidden, weight, ids, teacher=teacher, temperature=temperature).divergence
     labels = torch.zeros(1, B * T, dtype=torch.int64)
     loss = GKDTrainer.generalized_jsd_loss(
         (hidden @ weight.t()).unsqueeze(0), theirs.unsqueeze(0), labels, beta=beta, temperature=temperature
@@ -190,9 +193,7 @@ def test_the_divergence_from_a_teacher_is_that_of_gkd(beta, temperature):
 def test_self_distillation_has_the_loss_of_trl_on_whole_distributions(trainer_of, alpha):
     """Value and gradient, by the chunked head, against what TRL's trainers call with ``full_logits``."""
     theirs = importlib.import_module(f"trl.experimental.{trainer_of}.loss_utils")
-    generator = torch.Generator().manual_seed(2)
-    hidden, weight, taught = (torch.randn(*shape, generator=generator) for shape in ((B * T, 6), (40, 6), (B * T, 40)))
-    hidden.requires_grad_()
+    hidden, weight, taught = heads(2)
     teacher = TaughtTokens(taught, torch.eye(40), None, alpha)
     mine = head_scores(hidden, weight, torch.zeros(B * T, dtype=torch.int64), teacher=teacher).divergence
     other = theirs.compute_full_logit_self_distillation_loss(hidden @ weight.t(), taught, distillation_alpha=alpha)
@@ -235,10 +236,7 @@ def test_self_distillation_has_the_loss_of_trl_on_the_likeliest_tokens(alpha, to
     other, and from the logits of a model that keeps them."""
     from trl.experimental.sdft.loss_utils import compute_topk_self_distillation_loss
 
-    generator = torch.Generator().manual_seed(4)
-    shapes = ((B * T, 6), (40, 6), (B * T, 40))
-    hidden, weight, taught = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes)
-    hidden.requires_grad_()
+    hidden, weight, taught = heads(4, torch.float64)
     teacher = TaughtTokens(taught, torch.eye(40, dtype=torch.float64), None, alpha, top_k)
     mine = head_scores(hidden, weight, torch.zeros(B * T, dtype=torch.int64), teacher=teacher).divergence
     own, target, _ = compared_logprobs(hidden @ weight.t(), taught, top_k=top_k)

@@ -238,14 +238,6 @@ def test_a_written_call_is_read_back(parser: Any) -> None:
     assert text.startswith(opening) and text.endswith(closing)
 
 
-def test_every_call_knows_where_it_stands() -> None:
-    text = '<tool_call>{<tool_call>{"name": "f"}</tool_call> x <tool_call>[]</tool_call><tool_call>'
-    calls = HermesCalls().calls(text, {})
-    parts = [text[slice(*call.span)] for call in calls]
-    assert parts == ["<tool_call>{", '<tool_call>{"name": "f"}</tool_call>', "<tool_call>[]</tool_call>", "<tool_call>"]
-    assert [bool(call.fault) for call in calls] == [True, False, True, True]
-
-
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
 def test_what_is_no_number_in_json_is_malformed(environment: ToolEnvironment, number: str) -> None:
     (content,) = told(environment, f'<tool_call>{{"name": "echo", "arguments": {{"text": {number}}}}}</tool_call>')

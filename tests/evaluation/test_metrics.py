@@ -11,6 +11,7 @@ import torch
 
 from grpo_pl.evaluation.metrics import (
     AverageAtK,
+    GroupMetric,
     MajorityAtK,
     PassAtK,
     correctness_metrics,
@@ -21,6 +22,11 @@ from grpo_pl.evaluation.metrics import (
 from grpo_pl.functional.estimates import estimate_mean, pass_at_k
 
 
+def _mean(metric: GroupMetric, *samples: Any, **told: Any) -> float:
+    metric.update(*map(torch.tensor, samples), **told)
+    return metric.compute().item()
+
+
 def _pass_at_k(correct: list[bool], k: int) -> float:
     subsets = list(combinations(correct, k))
     return sum(any(subset) for subset in subsets) / len(subsets)
@@ -29,39 +35,31 @@ def _pass_at_k(correct: list[bool], k: int) -> float:
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
 def test_pass_at_k_is_the_share_of_subsets_with_a_correct_sample(k: int) -> None:
     problems = list(product([False, True], repeat=5))
-    metric = PassAtK(k)
-    metric.update(torch.tensor(problems))
     expected = sum(_pass_at_k(list(problem), k) for problem in problems) / len(problems)
-    assert metric.compute().item() == pytest.approx(expected, abs=1e-7)
+    assert _mean(PassAtK(k), problems) == pytest.approx(expected, abs=1e-7)
 
 
 def test_figures_by_hand() -> None:
-    correct = torch.tensor([[True, False, False, False], [False] * 4, [True] * 4])
+    correct = [[True, False, False, False], [False] * 4, [True] * 4]
     for k, expected in [(1, (0.25 + 0 + 1) / 3), (2, (0.5 + 0 + 1) / 3), (4, 2 / 3)]:
-        metric = PassAtK(k)
-        metric.update(correct)
-        assert metric.compute().item() == pytest.approx(expected)
+        assert _mean(PassAtK(k), correct) == pytest.approx(expected)
 
 
 def test_batches_of_any_size_and_number_of_samples_add_up() -> None:
     metric = PassAtK(2)
     metric.update(torch.tensor([[True, False]]))
-    metric.update(torch.tensor([[False, False, True], [False, False, False]]))
-    assert metric.compute().item() == pytest.approx((1 + 2 / 3 + 0) / 3)
+    assert _mean(metric, [[False, False, True], [False, False, False]]) == pytest.approx((1 + 2 / 3 + 0) / 3)
 
 
 def test_fillers_do_not_count() -> None:
-    metric = PassAtK(1)
-    metric.update(torch.tensor([[True, False], [True, True]]), torch.tensor([True, False]))
-    assert metric.compute().item() == 0.5
+    assert _mean(PassAtK(1), [[True, False], [True, True]], [True, False]) == 0.5
 
 
 def test_without_problems_it_is_zero_and_reset_forgets() -> None:
     metric = PassAtK(1)
     metric.update(torch.tensor([[True]]))
     metric.reset()
-    metric.update(torch.tensor([[True]]), torch.tensor([False]))
-    assert metric.compute().item() == 0.0
+    assert _mean(metric, [[True]], [False]) == 0.0
 
 
 def test_samples_that_could_not_be_judged_count_neither_as_right_nor_as_wrong() -> None:
@@ -97,9 +95,7 @@ def test_samples_that_could_not_be_judged_have_no_vote() -> None:
 
 
 def test_many_samples_do_not_overflow() -> None:
-    metric = PassAtK(500)
-    metric.update(torch.tensor([[True] + [False] * 999]))
-    assert metric.compute().item() == pytest.approx(0.5)
+    assert _mean(PassAtK(500), [[True] + [False] * 999]) == pytest.approx(0.5)
 
 
 def test_too_few_samples_and_k_below_one_are_refused() -> None:
@@ -110,17 +106,13 @@ def test_too_few_samples_and_k_below_one_are_refused() -> None:
 
 
 def test_majority_of_answer_classes() -> None:
-    metric = MajorityAtK(3)
-    metric.update(torch.tensor([[0, 0, 1], [1, 1, 0], [-1, -1, 0], [0, 1, -1]]))
-    assert metric.compute().item() == pytest.approx((1 + 0 + 1 + 0.5) / 4)
+    classes = [[0, 0, 1], [1, 1, 0], [-1, -1, 0], [0, 1, -1]]
+    assert _mean(MajorityAtK(3), classes) == pytest.approx((1 + 0 + 1 + 0.5) / 4)
 
 
 def test_average_of_lengths_and_of_flags() -> None:
-    lengths, truncated = AverageAtK(2), AverageAtK(2)
-    lengths.update(torch.tensor([[10, 20], [40, 50]]), torch.tensor([True, True]))
-    truncated.update(torch.tensor([[True, False], [False, False]]))
-    assert lengths.compute().item() == 30.0
-    assert truncated.compute().item() == 0.25
+    assert _mean(AverageAtK(2), [[10, 20], [40, 50]], [True, True]) == 30.0
+    assert _mean(AverageAtK(2), [[True, False], [False, False]]) == 0.25
 
 
 def test_an_estimate_is_the_mean_with_its_interval() -> None:
@@ -180,15 +172,11 @@ def test_the_summary_is_that_of_the_metrics() -> None:
         _result([None, None, None, None], [-1, -1, -1, -1]),
     ]
     summary = summarise(results, n=4)
-    correct = torch.tensor([[True, True, False, False], [False] * 4, [True] * 4])
-    classes = torch.tensor([[0, 0, 1, 2], [1, 1, 2, -1], [0] * 4])
+    correct = [[True, True, False, False], [False] * 4, [True] * 4]
     for k in (1, 2, 4):
-        metric = PassAtK(k)
-        metric.update(correct)
-        assert summary["metrics"][f"pass@{k}"]["value"] == pytest.approx(metric.compute().item())
-    majority = MajorityAtK(4)
-    majority.update(classes)
-    assert summary["metrics"]["maj@4"]["value"] == pytest.approx(majority.compute().item())
+        assert summary["metrics"][f"pass@{k}"]["value"] == pytest.approx(_mean(PassAtK(k), correct))
+    majority = _mean(MajorityAtK(4), [[0, 0, 1, 2], [1, 1, 2, -1], [0] * 4])
+    assert summary["metrics"]["maj@4"]["value"] == pytest.approx(majority)
     assert summary["metrics"]["pass@1"]["low"] == estimate_mean(torch.tensor([0.5, 0.0, 1.0])).low
     assert summary["problems"] == 4
     assert (summary["unscored"], summary["unjudged"]) == (1, 4)

@@ -225,8 +225,3 @@ def differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
         return [line for i, (a, b) in pairs for line in differences(a, b, f"{path}.{i}")]
     equal = torch.equal(ours, theirs) if isinstance(theirs, torch.Tensor) else ours == theirs
     return [] if equal else [f"{path}: {ours} != {theirs}"]
-
-
-@pytest.fixture
-def death() -> Callable[..., Death]:
-    return Death

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from grpo_pl.files.checkpoints import newest_whole, rollouts_of
+from tests.faults.conftest import Death
 
 
 @pytest.fixture(autouse=True)
@@ -26,10 +27,10 @@ def _wait_until(process: Any, condition: Callable[[], bool]) -> None:
 
 
 def test_ctrl_c_saves_the_last_completed_rollout_and_exits_130(
-    quickstart: Any, death: Callable[..., Any], assert_same_end: Callable[[Any], None]
+    quickstart: Any, assert_same_end: Callable[[Any], None]
 ) -> None:
     planned, never = (
-        death("rollout", 90, signal.SIGINT),
+        Death("rollout", 90, signal.SIGINT),
         ("--checkpoint.every_n_rollouts=100", "--checkpoint.keep_best=0"),
     )
     assert quickstart.fit("--resume", *never, death=planned) == 130, quickstart.log
@@ -40,13 +41,11 @@ def test_ctrl_c_saves_the_last_completed_rollout_and_exits_130(
     assert_same_end(quickstart)
 
 
-def test_a_live_view_ends_before_it_is_said_how_to_go_on(
-    quickstart: Any, death: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_live_view_ends_before_it_is_said_how_to_go_on(quickstart: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TTY_COMPATIBLE", "FORCE_COLOR"):  # as before a terminal
         monkeypatch.setenv(name, "1")
     live = "--trainer.callbacks+=grpo_pl.tools.live.LiveView"
-    stopped = death("rollout", 90, signal.SIGINT)
+    stopped = Death("rollout", 90, signal.SIGINT)
     assert quickstart.fit(live, "--trainer.enable_progress_bar=false", death=stopped) == 130, quickstart.log
     assert "held-out problem" in quickstart.log
     assert quickstart.log.endswith("grpo-pl fit: stopped by Ctrl-C; --resume goes on.\n")

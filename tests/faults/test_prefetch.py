@@ -14,6 +14,7 @@ import pytest
 
 from grpo_pl.files.checkpoints import newest_whole, rollouts_of
 from grpo_pl.training import prefetch
+from tests.faults.conftest import Death
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -31,17 +32,17 @@ def _sigterm_after(process: Any, run: Any, steps: int) -> None:
 
 @pytest.mark.parametrize("steps", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_sigterm_finishes_and_stores_what_is_under_way(
-    ahead: Any, death: Callable[..., Any], assert_same_end: Callable[[Any], None], steps: int
+    ahead: Any, assert_same_end: Callable[[Any], None], steps: int
 ) -> None:
     """In the middle of a rollout; after three, of a validation. The resumed run repeats that before its first step, and
     writes the checkpoint again, which must hold the rollouts still."""
     never = ("--checkpoint.every_n_rollouts=100", "--checkpoint.keep_best=0")
-    planned = death("validation", 4, signal.SIGTERM) if steps == 3 else death("reward", 3, signal.SIGTERM)
+    planned = Death("validation", 4, signal.SIGTERM) if steps == 3 else Death("reward", 3, signal.SIGTERM)
     assert ahead.fit("--resume", *never, death=planned) == 143, ahead.log
     checkpoint = newest_whole(ahead.run / "checkpoints", warn=pytest.fail)
     assert checkpoint is not None and steps <= rollouts_of(checkpoint) < 6
     if steps == 3:
-        assert ahead.fit("--resume", death=death("reward", 1)) == -signal.SIGKILL, ahead.log
+        assert ahead.fit("--resume", death=Death("reward", 1)) == -signal.SIGKILL, ahead.log
     assert ahead.fit("--resume") == 0, ahead.log
     assert_same_end(ahead)
 

@@ -10,35 +10,33 @@ from typing import Any
 
 import pytest
 
+from tests.faults.conftest import Death
+
 VISITS = {"rollout": 150, "reward": 5, "update": 5, "save": 5, "seal": 5, "validation": 5}
 """Stage -> how often a run passes it, roughly; rollouts are counted in tokens."""
 
 
-def test_three_deaths_leave_no_trace(
-    quickstart: Any, death: Callable[..., Any], assert_same_end: Callable[[Any], None]
-) -> None:
-    for planned in (death("save", 2), death("rollout", 40), death("seal", 1)):
+def test_three_deaths_leave_no_trace(quickstart: Any, assert_same_end: Callable[[Any], None]) -> None:
+    for planned in (Death("save", 2), Death("rollout", 40), Death("seal", 1)):
         assert quickstart.fit("--resume", death=planned) == -signal.SIGKILL, quickstart.log
     assert quickstart.fit("--resume") == 0, quickstart.log
     assert_same_end(quickstart)
     assert "is passed over: it was never completed" in quickstart.log  # the one that died before its seal
 
 
-def test_deaths_in_the_middle_of_episodes_leave_no_trace(
-    played: Any, death: Callable[..., Any], assert_same_end: Callable[[Any], None]
-) -> None:
-    for planned in (death("environment", 70), death("rollout", 33)):
+def test_deaths_in_the_middle_of_episodes_leave_no_trace(played: Any, assert_same_end: Callable[[Any], None]) -> None:
+    for planned in (Death("environment", 70), Death("rollout", 33)):
         assert played.fit("--resume", death=planned) == -signal.SIGKILL, played.log
     assert played.fit("--resume") == 0, played.log
     assert_same_end(played)
 
 
 def test_deaths_in_a_cold_start_leave_no_trace(
-    quickstart: Any, tmp_path: Path, death: Callable[..., Any], assert_same_end: Callable[[Any], None]
+    quickstart: Any, tmp_path: Path, assert_same_end: Callable[[Any], None]
 ) -> None:
     ours = replace(quickstart, cache=tmp_path / "cache")
     for visit in (10, 15):
-        assert ours.fit("--resume", death=death("cold start", visit)) == -signal.SIGKILL, ours.log
+        assert ours.fit("--resume", death=Death("cold start", visit)) == -signal.SIGKILL, ours.log
         assert [file.suffix for file in (ours.cache / "cold_start").iterdir()] == [".ckpt"]
     assert ours.fit("--resume") == 0, ours.log
     assert_same_end(ours)
@@ -48,11 +46,11 @@ def test_deaths_in_a_cold_start_leave_no_trace(
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_twenty_deaths_in_the_middle_of_episodes_leave_no_trace(
-    played: Any, death: Callable[..., Any], assert_same_end: Callable[[Any], None]
+    played: Any, assert_same_end: Callable[[Any], None]
 ) -> None:
     rng = random.Random(0)
     for _ in range(20):  # a rollout has 30 turns at least, so some of these deaths come after a checkpoint
-        planned = death("environment", rng.randint(1, 120))
+        planned = Death("environment", rng.randint(1, 120))
         assert played.fit("--resume", death=planned) in (-signal.SIGKILL, 0), played.log
     assert played.fit("--resume") == 0, played.log
     assert_same_end(played)
@@ -61,11 +59,11 @@ def test_twenty_deaths_in_the_middle_of_episodes_leave_no_trace(
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_ten_deaths_in_the_middle_of_sessions_of_agents_leave_no_trace(
-    asked: Any, death: Callable[..., Any], assert_same_end: Callable[[Any], None]
+    asked: Any, assert_same_end: Callable[[Any], None]
 ) -> None:
     rng = random.Random(0)
     for _ in range(10):  # a rollout has 96 turns
-        assert asked.fit("--resume", death=death("environment", rng.randint(1, 300))) in (-signal.SIGKILL, 0), asked.log
+        assert asked.fit("--resume", death=Death("environment", rng.randint(1, 300))) in (-signal.SIGKILL, 0), asked.log
     assert asked.fit("--resume") == 0, asked.log
     assert_same_end(asked)
 
@@ -74,13 +72,13 @@ def test_ten_deaths_in_the_middle_of_sessions_of_agents_leave_no_trace(
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(4))
 def test_any_number_of_planned_deaths_leaves_no_trace(
-    quickstart: Any, death: Callable[..., Any], assert_same_end: Callable[[Any], None], seed: int
+    quickstart: Any, assert_same_end: Callable[[Any], None], seed: int
 ) -> None:
     """Four runs of six deaths each, one in every stage, at random visits."""
     rng = random.Random(seed)
     deaths = 0
     for stage in rng.sample(sorted(VISITS), len(VISITS)):
-        status = quickstart.fit("--resume", death=death(stage, rng.randint(1, VISITS[stage] // 2)))
+        status = quickstart.fit("--resume", death=Death(stage, rng.randint(1, VISITS[stage] // 2)))
         assert status in (-signal.SIGKILL, 0), quickstart.log  # 0: what was left did not pass the stage so often
         deaths += status != 0
     assert deaths >= 3

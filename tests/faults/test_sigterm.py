@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 
 from grpo_pl.files.checkpoints import newest_whole, rollouts_of
+from tests.faults.conftest import Death
 
 
 @pytest.mark.parametrize(("moment", "visit"), [("rollout", 90), pytest.param("validation", 4, marks=pytest.mark.slow)])
 def test_sigterm_saves_the_last_completed_rollout_and_exits_143(
     quickstart: Any,
-    death: Callable[..., Any],
     assert_same_end: Callable[[Any], None],
     read_metrics: Callable[..., Any],
     moment: str,
     visit: int,
 ) -> None:
-    metrics, planned = quickstart.run / "metrics.csv", death(moment, visit, signal.SIGTERM)
+    metrics, planned = quickstart.run / "metrics.csv", Death(moment, visit, signal.SIGTERM)
     never = ("--checkpoint.every_n_rollouts=100", "--checkpoint.keep_best=0")
     assert quickstart.fit("--resume", *never, death=planned) == 143, quickstart.log
     checkpoint = newest_whole(quickstart.run / "checkpoints", warn=pytest.fail)

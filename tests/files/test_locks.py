@@ -10,6 +10,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ import pytest
 from grpo_pl.files.locks import FolderLock
 
 
-def _holder(folder: Path, *, then: str = "") -> subprocess.Popen[str]:
-    """Another process that has taken the lock."""
+@contextmanager
+def _holder(folder: Path, *, then: str = "") -> Iterator[subprocess.Popen[str]]:
+    """Another process that has taken the lock; killed at the end."""
     code = f"""
 import sys, time
 from pathlib import Path
@@ -31,26 +34,26 @@ print("taken", flush=True)
 time.sleep(600)
 """
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline() == "taken\n"
-    return process
-
-
-def test_the_second_is_told_who_the_first_is(tmp_path: Path) -> None:
-    process = _holder(tmp_path)
     try:
-        expected = rf"in use by process {process.pid} on {re.escape(socket.gethostname())} since \d{{4}}-\d\d-\d\d "
-        with pytest.raises(ValueError, match=expected):
-            FolderLock(tmp_path).take()
+        assert process.stdout is not None and process.stdout.readline() == "taken\n"
+        yield process
     finally:
         process.kill()
         process.wait()
 
 
+def test_the_second_is_told_who_the_first_is(tmp_path: Path) -> None:
+    with _holder(tmp_path) as process:
+        expected = rf"in use by process {process.pid} on {re.escape(socket.gethostname())} since \d{{4}}-\d\d-\d\d "
+        with pytest.raises(ValueError, match=expected):
+            FolderLock(tmp_path).take()
+
+
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
 def test_whatever_ends_its_holder_frees_it(tmp_path: Path, end: signal.Signals) -> None:
-    process = _holder(tmp_path)
-    process.send_signal(end)
-    process.wait()
+    with _holder(tmp_path) as process:
+        process.send_signal(end)
+        process.wait()
     lock = FolderLock(tmp_path)
     assert lock.take() == ""
     assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
@@ -66,12 +69,10 @@ forked = os.fork()
 if forked == 0:
     time.sleep(600)
     os._exit(0)
-print(started.pid, forked, file=open(sys.argv[0] if False else Path("{tmp_path}") / "workers", "w"))
+print(started.pid, forked, file=open(Path("{tmp_path}") / "workers", "w"))
 """
-    process = _holder(tmp_path, then=workers)
-    pids = [int(pid) for pid in (tmp_path / "workers").read_text().split()]
-    process.kill()
-    process.wait()
+    with _holder(tmp_path, then=workers):
+        pids = [int(pid) for pid in (tmp_path / "workers").read_text().split()]
     try:
         for pid in pids:
             os.kill(pid, 0)  # they live
@@ -114,17 +115,13 @@ def test_a_run_that_is_going_on_is_not_gone_on_with_twice(command_line: Any) -> 
     assert command_line("fit", "--config", config).status == 0
     run = command_line.runs / "busy"
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    process = _holder(run)
-    try:
+    with _holder(run) as process:
         outcome = command_line("fit", "--config", config, "--resume", "--data.steps=2")
         assert outcome.status == 1
         last = outcome.err.splitlines()[-1]
         assert last.startswith(f"grpo-pl fit: error: {run} is in use by process {process.pid} on ")
         (run / ".lock").unlink()  # its own
         assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} | {run: 0} == before | {run: 0}
-    finally:
-        process.kill()
-        process.wait()
     assert command_line("fit", "--config", config, "--resume", "--data.steps=2").status == 0
     assert not (run / ".lock").exists()
 

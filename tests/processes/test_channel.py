@@ -4,15 +4,21 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from grpo_pl.processes.channel import Channel, ChannelClosed, MessageReader, MessageTooLong, framed
 
+Ends = tuple[Channel, socket.socket]
 
-def _channels() -> tuple[Channel, socket.socket]:
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    """A channel, and the other end of its socket."""
     ours, theirs = socket.socketpair()
-    return Channel(ours), theirs
+    with ours, theirs:
+        yield Channel(ours), theirs
 
 
 def test_a_reader_splits_bytes_into_messages_wherever_they_are_cut() -> None:
@@ -32,8 +38,8 @@ def test_a_reader_refuses_a_message_by_its_length_alone() -> None:
         list(reader.feed(framed(b"x" * 11)[:8]))
 
 
-def test_a_channel_gives_whole_messages_and_notices_the_end() -> None:
-    channel, other = _channels()
+def test_a_channel_gives_whole_messages_and_notices_the_end(ends: Ends) -> None:
+    channel, other = ends
     other.sendall(framed(b"one") + framed(b"") + framed(b"three")[:9])
     assert [channel.receive(), channel.receive()] == [b"one", b""]
     other.close()
@@ -41,59 +47,50 @@ def test_a_channel_gives_whole_messages_and_notices_the_end() -> None:
         channel.receive()
     with pytest.raises(ChannelClosed):
         channel.send(b"nobody reads it")
-    channel.close()
 
 
-def test_a_message_that_is_not_complete_in_time_is_given_up() -> None:
-    channel, other = _channels()
+def test_a_message_that_is_not_complete_in_time_is_given_up(ends: Ends) -> None:
+    channel, other = ends
     assert not channel.poll()
     other.sendall(framed(b"never complete")[:-1])
     assert channel.poll()
     with pytest.raises(TimeoutError):
         channel.receive(within_s=0.05)
-    other.close()
-    channel.close()
 
 
-def test_a_length_alone_takes_no_memory() -> None:
-    channel, other = _channels()
+def test_a_length_alone_takes_no_memory(ends: Ends) -> None:
+    channel, other = ends
     other.sendall(struct.pack("!Q", 2**62))
     other.close()
     with pytest.raises(EOFError):
         channel.receive()
-    channel.close()
 
 
-def test_a_message_that_is_longer_than_allowed_is_not_read() -> None:
-    channel, other = _channels()
+def test_a_message_that_is_longer_than_allowed_is_not_read(ends: Ends) -> None:
+    channel, other = ends
     other.sendall(framed(b"x" * 10) + framed(b"y" * 11))
     assert channel.receive(longest=10) == b"x" * 10
     with pytest.raises(MessageTooLong, match="11 bytes"):
         channel.receive(longest=10)
-    assert other.close() is None and channel.close() is None
 
 
-def test_a_message_is_read_without_what_comes_after_it() -> None:
+def test_a_message_is_read_without_what_comes_after_it(ends: Ends) -> None:
     """The fork server reads requests with descriptors from the same socket, and `poll` looks there."""
-    channel, other = _channels()
+    channel, other = ends
     other.sendall(framed(b"one") + b"rest")
     assert channel.receive() == b"one" and channel.socket.recv(100) == b"rest"
-    other.close()
-    channel.close()
 
 
-def test_a_message_that_nobody_reads_is_given_up_in_time() -> None:
-    channel, other = _channels()
+def test_a_message_that_nobody_reads_is_given_up_in_time(ends: Ends) -> None:
+    channel, _ = ends
     began = time.monotonic()
     with pytest.raises(TimeoutError):
         channel.send(bytes(1 << 24), within_s=0.2)
-    other.close()
-    channel.close()
     assert 0.2 <= time.monotonic() - began < 20.0
 
 
-def test_a_question_and_its_answer_share_their_time() -> None:
-    channel, other = _channels()
+def test_a_question_and_its_answer_share_their_time(ends: Ends) -> None:
+    channel, other = ends
     there = Channel(other)
     thread = threading.Thread(target=lambda: there.send(there.receive()[::-1]))
     thread.start()
@@ -101,14 +98,10 @@ def test_a_question_and_its_answer_share_their_time() -> None:
     thread.join()
     with pytest.raises(TimeoutError):
         channel.ask(b"ab", within_s=0.1)
-    there.close()
-    channel.close()
 
 
 def test_programs_that_are_started_do_not_inherit_a_channel() -> None:
     ours, theirs = socket.socketpair()
-    ours.set_inheritable(True)
-    channel = Channel(ours)
-    assert not channel.socket.get_inheritable()
-    channel.close()
-    theirs.close()
+    with ours, theirs:
+        ours.set_inheritable(True)
+        assert not Channel(ours).socket.get_inheritable()

@@ -8,7 +8,7 @@ import pytest
 from grpo_pl.data.curriculum import CurriculumPrompts
 from grpo_pl.data.mixture import MixturePrompts
 from grpo_pl.data.tasks.frozen_lake import FrozenLakePrompts
-from grpo_pl.environments import EnvironmentPool, episode_value, play
+from grpo_pl.environments import episode_value, play
 from grpo_pl.environments.gymnasium_ids import GymnasiumEnvironment
 
 LAKE = GymnasiumEnvironment(
@@ -58,11 +58,3 @@ def test_demonstrations_reach_through_mixtures_and_curricula() -> None:
     for outer in (mixed, CurriculumPrompts(source=mixed)):
         (problem,) = outer.prompts(0, count=1)
         assert outer.demonstrated_actions(problem, random.Random(0))
-
-
-def test_an_episode_may_be_played_in_the_pool() -> None:
-    pytest.importorskip("gymnasium")
-    (problem,) = FrozenLakePrompts().prompts(0, count=1)
-    with EnvironmentPool(LAKE) as pool:
-        pool.reset(0, seed=0, row=problem.columns)
-        assert str(pool.collect_all()[0].observation).startswith("@")

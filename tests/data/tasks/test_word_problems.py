@@ -182,14 +182,6 @@ def test_as_many_training_problems_have_two_steps_as_asked_for() -> None:
     assert WordProblems(held_out="two_step").prompts(0, count=8) == WordProblems().prompts(0, count=8)
 
 
-def test_demonstrations_show_the_work_and_end_with_the_answer() -> None:
-    source = WordProblems()
-    problem = next(p for p in training() if p.columns["wording"] == "drops")
-    a, b, c = numbers(problem.question)
-    shown = source.demonstration(problem, random.Random(0))
-    assert shown == f"{a} + {b} = {a + b}. {a + b} - {c} = {a + b - c}. The answer is {a + b - c}."
-
-
 def test_too_few_numbers_are_one_line() -> None:
     lacking = next(seed for seed in range(200) if not _products(seed))
     with pytest.raises(ValueError, match="raise largest"):
