@@ -15,11 +15,15 @@ PACKAGE = Path(grpo_pl.__file__)
 ROOT = PACKAGE.parents[1]
 
 
+def _printed(code: str) -> str:
+    """By a new process."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+
+
 def test_the_names_are_shown_without_loading_what_is_behind_them() -> None:
     code = "import sys, grpo_pl; print(len(grpo_pl.__all__), *(m for m in sys.modules if m.startswith('grpo_pl')))"
     code += "; print(*({'torch', 'lightning', 'transformers', 'yaml'} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    ours, others = done.stdout.splitlines()
+    ours, others = _printed(code).splitlines()
     number, *loaded = ours.split()
     assert int(number) == len(grpo_pl.__all__)
     assert set(loaded) == {"grpo_pl"}
@@ -61,16 +65,14 @@ def test_tensor_mathematics_is_shown_as_well_and_costs_nothing_before_it_is_aske
         value = getattr(grpo_pl.functional, name)
         assert value.__module__ == module and inspect.getdoc(value), name
     code = "import sys, grpo_pl.functional; print(*({'torch', 'lightning', 'transformers'} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "\n"
+    assert _printed(code) == "\n"
     with pytest.raises(AttributeError, match="no attribute 'grpo_loss'"):
         grpo_pl.functional.grpo_loss  # noqa: B018
 
 
 def test_rewards_are_shown_before_they_are_asked_for() -> None:
     code = "import sys, grpo_pl.rewards as r; print({*r.__all__} <= {*dir(r)}, 'grpo_pl.rewards.base' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "True False\n"
+    assert _printed(code) == "True False\n"
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -193,12 +193,14 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: see `read_file`.
     """
+    return read_sharded(path) if _is_sharded(path) else read_file(path)
+
+
+def _is_sharded(path: Path) -> bool:
     if path.is_dir() and not (path / META).exists():
         last = path / "checkpoints" / LAST
         raise CheckpointError(f"{path} is a folder and no checkpoint." + (f" Give {last}." if last.exists() else ""))
-    if path.is_dir():
-        return read_sharded(path)
-    return read_file(path)
+    return path.is_dir()
 
 
 def read_head(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
@@ -208,10 +210,8 @@ def read_head(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
     Raises:
         CheckpointError: see `read_checkpoint`.
     """
-    if path.is_dir() and (path / META).exists():
+    if _is_sharded(path):
         shapes = {key.removeprefix("state_dict."): shape for key, shape in read_shapes(path).items()}
         return _of_policy(shapes), read_file(path / META)
-    if path.is_dir():
-        read_checkpoint(path)
     state = read_file(path, mmap=True)
     return _of_policy({key: tuple(value.shape) for key, value in state.pop("state_dict").items()}), state

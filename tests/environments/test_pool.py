@@ -18,6 +18,7 @@ from user_environments import Countdown, Refusing, Unready, Wayward
 from grpo_pl.environments import EnvironmentPool, PoolLimits, episode_value
 from grpo_pl.environments.in_threads import Threads, _Task
 from grpo_pl.processes.child_process import ChildProcess
+from tests.browser import until
 from tests.environments.turns import reset, step
 from tests.process_list import gone, started_processes
 
@@ -130,10 +131,7 @@ def test_an_environment_that_cannot_be_closed_is_killed() -> None:
         reset(pool, 0)
         inside = below() - before
         pool.release(0)
-        deadline = time.monotonic() + SOON_S
-        while len(below() & inside) > 1 and time.monotonic() < deadline:  # the fork server stays
-            time.sleep(0.05)
-        assert len(below() & inside) == 1
+        until(lambda: len(below() & inside) == 1, SOON_S)  # the fork server stays
 
 
 def test_when_the_fork_server_is_killed_its_episodes_end_and_the_next_ones_play() -> None:
@@ -202,10 +200,7 @@ def test_a_thread_that_hangs_is_replaced() -> None:
         assert (turns[0].status, turns[1].status) == ("timeout", "ok")
         assert step(pool, {2: "-1"})[2].status == "ok"
         gate.set()
-    deadline = time.monotonic() + SOON_S
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threading.active_count() <= before
+    until(lambda: threading.active_count() <= before, SOON_S)
 
 
 def test_an_episode_that_hung_is_closed_once_its_step_returns() -> None:
