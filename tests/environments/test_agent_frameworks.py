@@ -16,7 +16,8 @@ from grpo_pl.environments.tools import ToolEnvironment
 from grpo_pl.policy.loading import PolicyConfig, load_model
 from grpo_pl.policy.tokenizer import character_tokenizer
 from tests.conftest import ScriptedEngine
-from tests.rollout.test_agent_episodes import SHAPE, play, same
+from tests.rollout.drawn import assert_same
+from tests.rollout.test_agent_episodes import SHAPE, play
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 SESSIONS = 64
@@ -42,4 +43,4 @@ def test_many_sessions_are_the_rows_of_our_own_tool_loop(name: str) -> None:
         play(one, tokenizer, model, engine, group_size=sessions) for one in (ours, theirs)
     )
     assert {(episode.status, episode.detail) for episode in episodes} == {("ok", "")}
-    assert same(found, expected)
+    assert_same(found, expected, atol=0.0)
