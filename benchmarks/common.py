@@ -92,6 +92,8 @@ class Cell:
 
 
 SMALL = Cell(name="L2-h64-V512", layers=2, hidden=64, intermediate=256, vocabulary=512, heads=4, key_heads=2)
+NARROW = Cell(name="L3-h128-V64", layers=3, hidden=128, intermediate=512, vocabulary=64, heads=4, key_heads=2)
+"""The shape of the quickstart's policy."""
 MEDIUM = Cell(name="L4-h256-V2048", layers=4, hidden=256, intermediate=1024, vocabulary=2048, heads=4, key_heads=2)
 SHORT = replace(MEDIUM, name="L4-h256-V2048-64+64", completion_tokens=64)
 HALF_BILLION = Cell(
@@ -118,7 +120,7 @@ HALF_BILLION_SHORT = replace(
 )
 
 
-CELLS = {cell.name: cell for cell in (SMALL, MEDIUM, SHORT, HALF_BILLION, HALF_BILLION_SHORT)}
+CELLS = {cell.name: cell for cell in (SMALL, NARROW, MEDIUM, SHORT, HALF_BILLION, HALF_BILLION_SHORT)}
 
 
 def parser_of(description: str | None, *, goes_on: bool = False) -> argparse.ArgumentParser:

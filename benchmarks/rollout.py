@@ -18,6 +18,7 @@ import torch
 from common import (
     EOS,
     MEDIUM,
+    NARROW,
     PAD,
     SHORT,
     SMALL,
@@ -49,7 +50,7 @@ from grpo_pl.rollout.native.kernels import Matrix
 from grpo_pl.rollout.vllm import VLLMEngine
 from grpo_pl.types import GenerateRequest, Rollout
 
-CPU_CELLS = [SMALL, MEDIUM, SHORT]
+CPU_CELLS = [SMALL, NARROW, MEDIUM, SHORT]
 VLLM_PYTHON = "GRPO_PL_VLLM_PYTHON"
 
 

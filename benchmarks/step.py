@@ -26,6 +26,7 @@ from common import (
     EOS,
     MEDIUM,
     MIB,
+    NARROW,
     SMALL,
     Cell,
     ScriptedLengths,
@@ -63,7 +64,7 @@ from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.optimization import Optimization
 from grpo_pl.types import Problem, SamplingParams
 
-CPU_CELLS = [SMALL, MEDIUM]
+CPU_CELLS = [SMALL, NARROW, MEDIUM]
 PARTS = ["cells", "zero_variance", "pipelined", "bfloat16", "apart", "update", "operators"]
 OPERATORS = {
     "products": ("mm", "linear", "mkldnn"),
