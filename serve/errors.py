@@ -11,7 +11,8 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from grpo_pl.openai_format.errors import error_body, field_fault
+from grpo_pl.openai_format.answers import error_body
+from grpo_pl.openai_format.fields import field_fault
 from serve.json_response import json_response
 
 log = logging.getLogger(__name__)

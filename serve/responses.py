@@ -13,8 +13,16 @@ from pydantic import Discriminator, Field, Tag, ValidationError
 from grpo_pl.openai_format import fields
 from grpo_pl.openai_format.answers import MadeCall
 from grpo_pl.openai_format.fields import MAX_ITEMS, MAX_TOOLS, Body, Short, Text, by_type
-from grpo_pl.openai_format.messages import ContentPart, FunctionSchema, FunctionTool, Message
-from grpo_pl.openai_format.requests import TOOL_CHOICE, StreamOptions
+from grpo_pl.openai_format.messages import (
+    ContentPart,
+    FunctionSchema,
+    FunctionTool,
+    Message,
+    StreamOptions,
+    TextOrParts,
+    ToolChoice,
+    joined,
+)
 from grpo_pl.rollout.native.continuous import ScoredToken
 from serve.answers import Choice, usage_of
 from serve.completions import CompletionRoutes
@@ -65,15 +73,7 @@ class FunctionResult(Body):
     ignored = fields.RESPONSE_ITEM
     type: Literal["function_call_output"]
     call_id: Short
-    output: Annotated[
-        Annotated[Text, Tag("a text")]
-        | Annotated[list[ResultPart], Field(max_length=MAX_ITEMS, fail_fast=True), Tag("a list")],
-        by_type("a text or a list of parts", {str: "a text", list: "a list"}),
-    ]
-
-    @property
-    def text(self) -> str:
-        return self.output if isinstance(self.output, str) else "".join(part.text for part in self.output)
+    output: TextOrParts[ResultPart]
 
 
 class ResponseTool(FunctionSchema):
@@ -108,7 +108,7 @@ def _as_messages(items: Sequence[Message | FunctionCall | FunctionResult]) -> li
     messages: list[dict[str, Any]] = []
     for item in items:
         if isinstance(item, FunctionResult):
-            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.text})
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": joined(item.output)})
         elif isinstance(item, FunctionCall):
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": "", "tool_calls": []})
@@ -143,10 +143,7 @@ class ResponsesRequest(BaseRequest):
     top_logprobs: Literal[0] | None = None
     tools: list[ResponseTool] = Field([], max_length=MAX_TOOLS, fail_fast=True)
     """Functions that an answer may call."""
-    tool_choice: Annotated[
-        Annotated[Literal["none", "auto", "required"], Tag("a word")] | Annotated[ChosenTool, Tag("a tool")],
-        TOOL_CHOICE,
-    ] = "auto"
+    tool_choice: ToolChoice[ChosenTool] = "auto"
     """When an answer calls functions: never, as the model decides, always, or always this one."""
     parallel_tool_calls: bool = True
     """Let an answer hold several calls; else it ends with the first."""

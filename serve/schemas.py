@@ -18,7 +18,7 @@ from pydantic import (
 
 from grpo_pl.openai_format import fields
 from grpo_pl.openai_format.fields import MAX_ITEMS, MAX_SHORT, Body, Short, Text, at, by_type, chosen
-from grpo_pl.openai_format.requests import Conversing, StreamOptions
+from grpo_pl.openai_format.messages import Conversing, StreamOptions
 from serve.errors import bad_request
 from serve.grammars import MAX_GRAMMAR, Grammar
 from serve.settings import MAX_COLUMNS, MAX_SAMPLES, MAX_TEXT

@@ -22,10 +22,9 @@ from grpo_pl.environments.base import EpisodeEnded, Observation, text_of
 from grpo_pl.environments.call_reader import CallReader
 from grpo_pl.environments.tool_calls import Call, CallParser, Result
 from grpo_pl.openai_format import answers
-from grpo_pl.openai_format.errors import error_body, field_fault
+from grpo_pl.openai_format.fields import field_fault
 from grpo_pl.openai_format.json_text import MalformedJson, parse_object
-from grpo_pl.openai_format.messages import Message
-from grpo_pl.openai_format.requests import AgentRequest
+from grpo_pl.openai_format.messages import AgentRequest, Message
 
 MODEL = "policy"
 """Name of the model for agents; they may ask for any other as well."""
@@ -42,7 +41,7 @@ class Reply(NamedTuple):
 
 
 def refusal(status: int, message: str, *, code: str, param: str | None = None) -> Reply:
-    return Reply(status, json.dumps(error_body(status, message[:500], code=code, param=param)))
+    return Reply(status, json.dumps(answers.error_body(status, message[:500], code=code, param=param)))
 
 
 @dataclass(eq=False)

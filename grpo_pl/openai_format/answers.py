@@ -1,4 +1,4 @@
-"""Answers of chat in OpenAI's format, whole and as the chunks of a stream."""
+"""Answers of chat in OpenAI's format, whole and as the chunks of a stream, and errors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from typing import Any, NamedTuple
 
 DONE = "data: [DONE]\n\n"
 """The last event of a stream."""
+_ERROR_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    **dict.fromkeys((501, 505), "invalid_request_error"),
+}
 
 
 class MadeCall(NamedTuple):
@@ -46,3 +52,9 @@ def usage(prompt: int, completion: int) -> dict[str, int]:
 def event(json_text: str) -> str:
     """One server-sent event."""
     return f"data: {json_text}\n\n"
+
+
+def error_body(status: int, message: str, *, code: str, param: str | None = None) -> dict[str, Any]:
+    """The body of an answer with a status of 400 or more."""
+    kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

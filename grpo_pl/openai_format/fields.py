@@ -1,4 +1,5 @@
-"""``Body``, the base class of all objects in requests, and the fields that it accepts without acting on them.
+"""``Body``, the base class of all objects in requests, what is wrong with one, and the fields that it accepts without
+acting on them.
 
 Fields of OpenAI's and vLLM's APIs that this server does not support are accepted with values that change nothing, and
 refused by name with all others.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -25,6 +26,11 @@ MAX_TOOLS = 128
 
 ANY = object()
 """Any value is accepted, because the field has no effect on the text."""
+_WITHOUT_CLASSES = {
+    **dict.fromkeys(("model_type", "dict_type"), "Input should be a JSON object"),
+    "is_instance_of": "Input should be a valid string",  # of `str`, the only class that is asked for
+}
+"""pydantic's error types whose messages name classes or types of Python."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,26 @@ def _same(value: Any, other: Any) -> bool:
 def at(field: str, message: str, *, code: str = "value_error") -> PydanticCustomError:
     """An error about ``field``, for checks that need the whole object."""
     return PydanticCustomError(code, "{message}", {"message": message, "field": field})  # type: ignore[arg-type]
+
+
+class FieldFault(NamedTuple):
+    """What is wrong with a field of a request."""
+
+    message: str
+    param: str | None
+    code: str
+
+
+def field_fault(fault: Mapping[str, Any]) -> FieldFault:
+    """One of pydantic's ``errors()``, with the path of the field as ``param``."""
+    path = [part for part in map(str, fault["loc"]) if part.isidentifier() or part.isdigit()]  # no names of union types
+    if named := fault.get("ctx", {}).get("field"):  # a rule for the whole object may still be about one field
+        path.append(named)
+    param = ".".join(path) or None
+    codes = {"missing": "missing_field"} | {kind: kind for kind in ("unknown_parameter", "unsupported_parameter")}
+    code = codes.get(fault["type"], "invalid_value")
+    message = _WITHOUT_CLASSES.get(fault["type"]) or fault["msg"].removeprefix("Value error, ")
+    return FieldFault(f"{param}: {message}" if param else message, param, code)
 
 
 class Body(BaseModel):

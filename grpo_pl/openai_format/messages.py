@@ -1,20 +1,30 @@
-"""Messages of a conversation, tools that an answer may call, and their calls, in OpenAI's format."""
+"""Messages of a conversation, tools that an answer may call, their calls, and requests for the next message."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from grpo_pl.openai_format import fields
-from grpo_pl.openai_format.fields import MAX_ITEMS, MAX_TOOLS, Body, Short, Text, at, by_type
+from grpo_pl.openai_format.fields import MAX_ITEMS, MAX_TOOLS, SAMPLING_OF_THE_RUN, Body, Short, Text, at, by_type
 from grpo_pl.openai_format.json_text import MalformedJson, parse_object
 
 _TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 _Name = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")]
+P = TypeVar("P", bound=Body)
+TextOrParts = Annotated[
+    Annotated[Text, Tag("a text")] | Annotated[list[P], Field(max_length=MAX_ITEMS, fail_fast=True), Tag("a list")],
+    by_type("a text or a list of parts", {str: "a text", list: "a list"}),
+]
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("a word")] | Annotated[P, Tag("a tool")],
+    by_type("none, auto, required, or an object that names a tool", {str: "a word", dict: "a tool", Body: "a tool"}),
+]
+"""When an answer calls tools; ``P`` names the one that it must call."""
 
 
 def _readable(schema: dict[str, Any]) -> dict[str, Any]:
@@ -159,16 +169,17 @@ class ContentPart(Body):
     text: Text
 
 
+def joined(content: str | list[ContentPart]) -> str:
+    """The text of a message or a result."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
 class Message(Body):
     """One turn of a conversation."""
 
     ignored = fields.MESSAGE
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[
-        Annotated[Text, Tag("a text")]
-        | Annotated[list[ContentPart], Field(max_length=MAX_ITEMS, fail_fast=True), Tag("a list")],
-        by_type("a text or a list of parts", {str: "a text", list: "a list"}),
-    ] = ""
+    content: TextOrParts[ContentPart] = ""
     """The text; may be left out in an assistant's message with tool_calls."""
     tool_calls: list[ToolCall] = Field(default=[], max_length=MAX_TOOLS, fail_fast=True)
     """The calls in a message of the assistant."""
@@ -187,4 +198,73 @@ class Message(Body):
 
     @property
     def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return joined(self.content)
+
+
+class StreamOptions(Body):
+    """Options of a stream."""
+
+    ignored = fields.STREAM_OPTIONS
+    include_usage: bool = False
+    """Send a last chunk with the usage."""
+    continuous_usage_stats: bool = False
+    """Add the usage so far to every chunk."""
+
+
+class Conversing(Body):
+    """Messages, and the tools that the answer may call."""
+
+    messages: list[Message] = Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)
+    tools: list[FunctionTool] = Field([], max_length=MAX_TOOLS, fail_fast=True)
+    """Functions that an answer may call."""
+    tool_choice: ToolChoice[NamedTool] = "auto"
+    """When an answer calls tools: never, as the model decides, always, or always the named one."""
+    parallel_tool_calls: bool = True
+    """Let an answer hold several calls; otherwise it ends with the first."""
+
+    @model_validator(mode="after")
+    def _tools_fit(self) -> Self:
+        names = [tool.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            raise at("tools", f"{max(names, key=names.count)!r} is there twice")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.name not in names:
+            raise at("tool_choice", f"there is no tool {self.tool_choice.name!r} in tools")
+        if self.tool_choice == "required" and not names:
+            raise at("tool_choice", "required needs tools")
+        return self
+
+    @property
+    def offered(self) -> list[FunctionTool]:
+        """The tools that an answer may call."""
+        return [] if self.tool_choice == "none" else self.tools
+
+    @property
+    def must_call(self) -> list[FunctionTool]:
+        """The tools of which an answer must call one; empty if it need not call any."""
+        chosen = self.tool_choice
+        if isinstance(chosen, NamedTool):
+            return [tool for tool in self.tools if tool.name == chosen.name]
+        return self.tools if chosen == "required" else []
+
+
+class AgentRequest(Conversing):
+    """A chat request of an agent in training: how tokens are drawn is the run's, except that it may ask for fewer."""
+
+    ignored = fields.AGENT
+    model: Text | None = None
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+
+    @property
+    def length(self) -> int | None:
+        """Most tokens of the answer; None if the agent sets no limit."""
+        given = [length for length in (self.max_tokens, self.max_completion_tokens) if length is not None]
+        return min(given, default=None)
+
+    @property
+    def in_vain(self) -> list[str]:
+        """What it asks for and does not get."""
+        names = [name for name in SAMPLING_OF_THE_RUN if (self.model_extra or {}).get(name) is not None]
+        return [*names, *(["tool_choice"] if self.must_call else [])]
