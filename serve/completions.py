@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Iterator, Sequence, Set
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
-from functools import partial
 
 from fastapi import Request, Response
 
@@ -85,7 +84,7 @@ class CompletionRoutes:
         deadline, model = Deadline(self.deadline_s), self.prompts.model
         check_model(body.model, model.name)
         if not 1 <= len(body.prompts) * body.n <= 4 * MAX_SAMPLES:
-            raise bad_request(f"prompt: give 1 to {4 * MAX_SAMPLES // body.n} prompts with n={body.n}.", param="prompt")
+            raise bad_request("prompt", f"give 1 to {4 * MAX_SAMPLES // body.n} prompts with n={body.n}.")
         prompts = [await self.prompts.from_raw(prompt) for prompt in body.prompts]
         echoed = [
             prompt if isinstance(prompt, str) else str(model.tokenizer.decode(prompt, skip_special_tokens=False))
@@ -107,9 +106,7 @@ class CompletionRoutes:
     ) -> Job:
         grammar = self._grammar(body)
         if grammar is not None and body.max_thinking_tokens is not None:
-            raise bad_request(
-                "max_thinking_tokens: an answer that follows a grammar has no thought.", param="max_thinking_tokens"
-            )
+            raise bad_request("max_thinking_tokens", "an answer that follows a grammar has no thought.")
         templated = isinstance(body, ChatRequest) and grammar is None
         logits, seed = self.prompts.logits(body), body.seed_or_random()
         self.prompts.check_ids(body.stop_token_ids, "stop_token_ids")
@@ -148,15 +145,11 @@ class CompletionRoutes:
         if grammar is None and not tools:
             return None
         if self.grammars is None:
-            raise bad_request("structured outputs need the whole server, grpo-pl serve.", param=None)
+            raise ApiError(400, "structured outputs need the whole server, grpo-pl serve.", code="invalid_value")
         if not grammars.is_available():
-            field = "response_format" if body.structured_outputs is None else "structured_outputs"
-            raise bad_request(
-                f"{'tool_choice' if tools else field}: structured outputs need llguidance on the server: "
-                "pip install 'grpo_pl[structured]'.",
-                param="tool_choice" if tools else field,
-                code="unsupported_parameter",
-            )
+            field = "tool_choice" if grammar is None else grammar.field
+            message = "structured outputs need llguidance on the server: pip install 'grpo_pl[structured]'."
+            raise bad_request(field, message, code="unsupported_parameter")
         if isinstance(body, ChatRequest) and tools:
             return self.prompts.call_grammar(tools, several=body.parallel_tool_calls)
         return grammar
@@ -167,19 +160,6 @@ class CompletionRoutes:
             return EventStream(request, self.events(job))
         return await while_connected(request, self.whole(job))
 
-    async def _checked(self, job: Job) -> Job:
-        """The job with its grammar checked.
-
-        Raises:
-            ApiError: see ``GrammarChecker.check``.
-        """
-        grammar = job.draws[0].grammar
-        if grammar is None or self.grammars is None:
-            return job
-        async with job.deadline.limit():
-            grammar = await self.grammars.check(grammar)
-        return replace(job, draws=[replace(draw, grammar=grammar) for draw in job.draws])
-
     async def whole(self, job: Job) -> Response:
         async with aclosing(self.growth(job)) as steps:
             async for _ in steps:
@@ -187,10 +167,20 @@ class CompletionRoutes:
         return await large_json_response(lambda: job.answer_format.whole(job.choices))
 
     async def growth(self, job: Job) -> AsyncGenerator[list[Growth], None]:
-        """Draws a job's completions; yields lists of what has arrived together."""
-        job = await self._checked(job)
-        with self._under_one_version(job) as job:
-            async with aclosing(self._grow(job)) as steps:
+        """Draws a job's completions, with the version of the weights that is current now for all their tokens; yields
+        lists of what has arrived together.
+
+        Raises:
+            ApiError: see ``GrammarChecker.check`` and ``Generator.generate``.
+        """
+        grammar = job.draws[0].grammar
+        if grammar is not None and self.grammars is not None:
+            async with job.deadline.limit():
+                grammar = await self.grammars.check(grammar)
+        with self.weights.lease() as version:
+            job.answer_format.system_fingerprint = version.id
+            draws = [replace(draw, grammar=grammar, version=version.number) for draw in job.draws]
+            async with aclosing(self._grow(replace(job, draws=draws))) as steps:
                 async for grown in steps:
                     yield grown
 
@@ -221,13 +211,6 @@ class CompletionRoutes:
                 error = ApiError(500, "internal error; the server's log has the details.", code="internal_error")
             yield answer_format.failure(error)
 
-    @contextmanager
-    def _under_one_version(self, job: Job) -> Iterator[Job]:
-        """Context manager: the job with the version of the weights that is current now, for all its tokens."""
-        with self.weights.lease() as version:
-            job.answer_format.system_fingerprint = version.id
-            yield replace(job, draws=[replace(draw, version=version.number) for draw in job.draws])
-
     async def _grow(self, job: Job) -> AsyncGenerator[list[Growth], None]:
         """Adds tokens to the choices as they arrive; yields lists of what arrived together."""
         body, choices = job.request, job.choices
@@ -243,23 +226,20 @@ class CompletionRoutes:
                 choice.finish = "length"
             yield [(choice, "", []) for choice in choices]
             return
-        stopped: list[set[int]] = [set() for _ in job.draws]
-        streams = [self._one_prompt(job, p, stopped[p]) for p in range(len(job.draws))]
+
+        streams = [self._one_prompt(job, p) for p in range(len(job.draws))]
         async with aclosing(streams[0] if len(streams) == 1 else merged(streams)) as parts:
-            async for p, chunks in parts:
-                # what was drawn after a stop string, before the worker was told to stop, is left out
-                going = [chunk for chunk in chunks if choices[p * body.n + chunk.index].finish is None]
-                grown = await self._slices.map(partial(self._push, choices[p * body.n :]), going)
-                stopped[p].update(choice.index - p * body.n for choice, _, _ in grown if choice.stream.stopped)
-                self.metrics.count_tokens(sum(len(tokens) for _, _, tokens in grown))
-                if grown:
-                    yield grown
+            async for grown in parts:
+                yield grown
 
-    def _push(self, choices: Sequence[Choice], chunk: Chunk) -> Growth:
-        choice = choices[chunk.index]
-        return choice, *choice.push(chunk)
+    async def _one_prompt(self, job: Job, p: int) -> AsyncGenerator[list[Growth], None]:
+        n, stopped = job.request.n, set[int]()
+        choices = job.choices[p * n : (p + 1) * n]
 
-    async def _one_prompt(self, job: Job, p: int, stopped: Set[int]) -> AsyncGenerator[tuple[int, list[Chunk]], None]:
+        def push(chunk: Chunk) -> Growth:
+            choice = choices[chunk.index]
+            return choice, *choice.push(chunk)
+
         chunks = self.generator.generate(
             job.draws[p],
             live=job.request.stream or bool(job.request.stop) or any(choice.ends_early for choice in job.choices),
@@ -269,4 +249,10 @@ class CompletionRoutes:
         )
         async with aclosing(chunks):
             async for part in chunks:
-                yield p, part
+                # what was drawn after a stop string, before the worker was told to stop, is left out
+                going = [chunk for chunk in part if choices[chunk.index].finish is None]
+                grown = await self._slices.map(push, going)
+                stopped.update(i for i, choice in enumerate(choices) if choice.stream.stopped)
+                self.metrics.count_tokens(sum(len(tokens) for _, _, tokens in grown))
+                if grown:
+                    yield grown

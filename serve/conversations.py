@@ -98,8 +98,7 @@ def _answer(exchange: Exchange, turn: Message, place: int) -> dict[str, int]:
 
 
 def _bad(message: str, place: int | None = None) -> ApiError:
-    param = "messages" if place is None else f"messages.{place}"
-    return bad_request(f"{param}: {message}", param=param)
+    return bad_request("messages" if place is None else f"messages.{place}", message)
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,7 @@ class Renderer:
         try:
             self.model.tools.parser.check({tool["function"]["name"]: tool for tool in tools})
         except ValueError as error:
-            raise bad_request(f"tools: {error}", param="tools") from None
+            raise bad_request("tools", str(error)) from None
 
     def tools_text(self, tools: Sequence[Mapping[str, Any]]) -> str:
         """The text about tools in the prompt; of tools that a chat template describes, their schemas."""

@@ -58,8 +58,9 @@ class ApiError(HTTPException):
         return json_response(self.body(), status=self.status, headers=self.headers)
 
 
-def bad_request(message: str, *, param: str | None, code: str = "invalid_value") -> ApiError:
-    return ApiError(400, message, param=param, code=code)
+def bad_request(param: str, message: str, *, code: str = "invalid_value") -> ApiError:
+    """The error for a wrong value of the field ``param``, whose name is told first."""
+    return ApiError(400, f"{param}: {message}", param=param, code=code)
 
 
 def check_model(asked: str | None, served: str) -> None:
@@ -84,7 +85,7 @@ def shutting_down() -> ApiError:
 def from_fault(fault: Mapping[str, Any]) -> ApiError:
     """The ``ApiError`` for one of pydantic's ``errors()``, with the path of the field as ``param``."""
     message, param, code = field_fault(fault)
-    return bad_request(message, param=param, code=code)
+    return ApiError(400, message, param=param, code=code)
 
 
 def install_handlers(app: FastAPI) -> None:
@@ -102,7 +103,7 @@ def install_handlers(app: FastAPI) -> None:
     async def on_invalid(request: Request, error: RequestValidationError) -> Response:
         fault = error.errors()[0]
         if (fault["loc"], fault["type"]) == (("body",), "missing"):
-            return bad_request("the body must be a JSON object.", param=None, code="invalid_json").response()
+            return ApiError(400, "the body must be a JSON object.", code="invalid_json").response()
         return from_fault({**fault, "loc": fault["loc"][1:]}).response()
 
     @app.exception_handler(Exception)

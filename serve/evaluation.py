@@ -52,13 +52,11 @@ class EvaluateRoute:
 
     async def evaluate(self, body: EvaluateRequest, request: Request) -> Response:
         if len(body.items) * body.n > _MOST_COMPLETIONS:
-            raise bad_request(
-                f"items: {len(body.items)} problems with n={body.n} are more than {_MOST_COMPLETIONS} completions.",
-                param="items",
-            )
+            problems = f"{len(body.items)} problems with n={body.n}"
+            raise bad_request("items", f"{problems} are more than {_MOST_COMPLETIONS} completions.")
         check_model(body.model, self.prompts.model.name)
         if not self._judged:
-            raise bad_request(_NO_JUDGE, param=None, code="no_correctness")
+            raise ApiError(400, _NO_JUDGE, code="no_correctness")
         jobs = await self.prompts.evaluations(
             body.items, body, seed=body.seed_or_random(), name=lambda i: f"items.{i}.problem"
         )

@@ -75,15 +75,8 @@ class Step(NamedTuple):
     columns: list[tuple[Any, ...]]
 
 
-@dataclass(frozen=True)
-class _Request:
-    uid: int
-    job: Generate
-    masks: Sequence[GrammarMask]
-
-
-class _Waiting(NamedTuple):
-    """A prompt that waits; one is handled per decoding step."""
+class _Request(NamedTuple):
+    """A prompt that waits, or whose completions are drawn."""
 
     uid: int
     job: Generate | ScorePrompt
@@ -112,9 +105,8 @@ class GenerateWorker(WorkerTask):
 
     def work(self, front: FrontChannel) -> None:
         self._front = front
-        self._owner: dict[int, _Request] = {}  # by sequence
-        self._sequences: dict[tuple[int, int], int] = {}  # sequences by request and index of the completion
-        self._deferred: deque[_Waiting] = deque()  # one is handled per decoding step
+        self._owners: dict[int, tuple[_Request, int]] = {}  # by sequence: whose, and the index of its completion
+        self._deferred: deque[_Request] = deque()  # one is handled per decoding step
         self._compiling: list[tuple[int, Generate, Compiled | None]] = []  # None: there is no room for it yet
         self._most_tokens = 1  # in the next step
         while True:
@@ -135,11 +127,11 @@ class GenerateWorker(WorkerTask):
             drawn = self._versions[number].batch.step(self._most_tokens)
         except Exception:  # the model's own code may fail: this batch is lost, the server goes on
             log.exception("decoding failed; its requests are answered with 500")
-            lost = {s: request.uid for s, request in self._owner.items() if request.job.version == number}
+            lost = {s: request.uid for s, (request, _) in self._owners.items() if request.job.version == number}
             for uid in set(lost.values()):
                 self._fail(uid, "decoding failed; the server's log has the details.")
             for sequence in lost:
-                self._forget(sequence)
+                del self._owners[sequence]
             self._versions.empty(number)
         else:
             self._hand_out(drawn)
@@ -155,10 +147,15 @@ class GenerateWorker(WorkerTask):
             self._versions.drop(payload.number)
         elif isinstance(payload, Generate) and payload.grammar is not None:
             self._compiling.append((uid, payload, self._grammars.compile(payload.grammar)))
-        elif isinstance(payload, ScorePrompt) or payload.evaluation or payload.drawn:
-            self._deferred.append(_Waiting(uid, payload))
         else:
-            self._start(uid, payload)
+            self._admit(_Request(uid, payload))
+
+    def _admit(self, request: _Request) -> None:
+        """Starts a prompt, unless it would delay running completions if many came at once."""
+        if isinstance(request.job, ScorePrompt) or request.job.evaluation or request.job.drawn:
+            self._deferred.append(request)
+        else:
+            self._start(request.uid, request.job, request.masks)
 
     def _start_compiled(self) -> None:
         """Starts the completions whose grammars have been compiled meanwhile, beside the decoding."""
@@ -169,10 +166,8 @@ class GenerateWorker(WorkerTask):
             if not job.keys:  # its completions have been taken out of the batch, or stopped
                 if compiled is not None:
                     self._grammars.give_up(grammar, compiled)
-            elif compiled is None:
-                self._compiling.append((uid, job, self._grammars.compile(grammar)))
-            elif not compiled.matcher.done():
-                self._compiling.append((uid, job, compiled))
+            elif compiled is None or not compiled.matcher.done():
+                self._compiling.append((uid, job, compiled or self._grammars.compile(grammar)))
             else:
                 try:
                     masks = self._grammars.masks(compiled, len(job.keys))
@@ -182,20 +177,17 @@ class GenerateWorker(WorkerTask):
                     log.exception("a grammar failed; its request is answered with 500")
                     self._fail(uid, "compiling the grammar failed; the server's log has the details.")
                 else:
-                    if job.drawn:
-                        self._deferred.append(_Waiting(uid, job, masks))
-                    else:
-                        self._start(uid, job, masks)
+                    self._admit(_Request(uid, job, masks))
 
     def _do_one_deferred(self) -> None:
-        """Handles one of the prompts that would delay running completions if all came at once; pauses shortly where
-        there is nothing to do but wait for threads."""
+        """Handles one of the prompts that were put off; pauses shortly where there is nothing to do but wait for
+        threads."""
         if self._deferred:
-            next_one = self._deferred.popleft()
-            if isinstance(next_one.job, ScorePrompt):
-                self._score(next_one.uid, next_one.job)
-            elif next_one.job.keys:
-                self._start(next_one.uid, next_one.job, next_one.masks)
+            uid, job, masks = self._deferred.popleft()
+            if isinstance(job, ScorePrompt):
+                self._score(uid, job)
+            elif job.keys:
+                self._start(uid, job, masks)
         elif (self._compiling or self._versions.is_loading) and not self._versions.decoding:
             time.sleep(0.001)
 
@@ -211,7 +203,7 @@ class GenerateWorker(WorkerTask):
         else:
             self._fail(uid, _DIVERGED)
 
-    def _start(self, uid: int, job: Generate, masks: Sequence[GrammarMask] = ()) -> None:
+    def _start(self, uid: int, job: Generate, masks: Sequence[GrammarMask]) -> None:
         budget, thoughts = job.options.sampling.thinking_budget, list[ThoughtMask]()
         if isinstance(budget, int):
             end = self._served.template.thought_of(self._served.tokenizer)
@@ -223,48 +215,37 @@ class GenerateWorker(WorkerTask):
         except ValueError as error:
             self._fail(uid, str(error))
             return
-        self._owner.update(dict.fromkeys(sequences, _Request(uid, job, masks)))
-        self._sequences.update(zip([(uid, i) for i in job.indices], sequences, strict=True))
+        request = _Request(uid, job, masks)
+        self._owners |= {sequence: (request, i) for sequence, i in zip(sequences, job.indices, strict=True)}
         self._front.send(Started(uid, job.stay, job.indices, sequences))
 
     def _cancel(self, uid: int, indices: frozenset[int] | None) -> None:
-        """Ends all completions of a request, or some, wherever they are."""
-        if indices is None:
-            for each, job, compiled in self._compiling:
-                if each == uid and job.grammar is not None and compiled is not None:
-                    self._grammars.give_up(job.grammar, compiled)
-            self._compiling = [item for item in self._compiling if item[0] != uid]
-            self._deferred = deque(item for item in self._deferred if item.uid != uid)
-            sequences = [sequence for sequence, request in self._owner.items() if request.uid == uid]
-        else:
-            self._compiling = [
-                (each, _without(job, indices) if each == uid else job, compiled)
-                for each, job, compiled in self._compiling
-            ]
-            self._deferred = deque(
-                item._replace(job=_without(item.job, indices))
-                if item.uid == uid and isinstance(item.job, Generate)
-                else item
-                for item in self._deferred
-            )
-            sequences = [self._sequences[uid, i] for i in indices if (uid, i) in self._sequences]
-        if sequences:
-            self._versions[self._owner[sequences[0]].job.version].batch.remove(sequences)
-        for sequence in sequences:
-            self._forget(sequence)
-
-    def _forget(self, sequence: int) -> None:
-        request = self._owner.pop(sequence)
-        for i in request.job.indices:
-            if self._sequences.get((request.uid, i)) == sequence:
-                del self._sequences[request.uid, i]
+        """Ends all completions of a request (None), or some, wherever they are."""
+        self._compiling = [
+            (each, _without(job, indices) if each == uid else job, compiled) for each, job, compiled in self._compiling
+        ]
+        waiting, self._deferred = self._deferred, deque()
+        for request in waiting:
+            if request.uid != uid:
+                self._deferred.append(request)
+            elif indices is not None and isinstance(request.job, Generate):
+                self._deferred.append(request._replace(job=_without(request.job, indices)))
+        ended = [
+            sequence
+            for sequence, (request, i) in self._owners.items()
+            if request.uid == uid and (indices is None or i in indices)
+        ]
+        if ended:  # all of one version, as the request
+            self._versions[self._owners[ended[0]][0].job.version].batch.remove(ended)
+        for sequence in ended:
+            del self._owners[sequence]
 
     def _hand_out(self, drawn: list[Drawn]) -> None:
-        broken = {r.uid: r for d in drawn if not all(map(math.isfinite, d.logprobs)) and (r := self._owner[d.sequence])}
+        broken = [self._owners[d.sequence][0] for d in drawn if not all(map(math.isfinite, d.logprobs))]
         for d in drawn:
             if d.finish is not None:
-                self._forget(d.sequence)
-        for uid, request in broken.items():
+                del self._owners[d.sequence]
+        for uid, request in {request.uid: request for request in broken}.items():
             self._cancel(uid, None)
             self._fail(uid, _why_nothing_is_left(request))
         self._front.send(Step(list(zip(*drawn, strict=True))))
@@ -273,9 +254,10 @@ class GenerateWorker(WorkerTask):
         self._front.send(Failure(uid, reason))
 
 
-def _without(job: Generate, indices: frozenset[int]) -> Generate:
+def _without(job: Generate, indices: frozenset[int] | None) -> Generate:
     """The job for its other completions, which may be none."""
-    kept = [(i, key) for i, key in zip(job.indices, job.keys, strict=True) if i not in indices]
+    gone = frozenset(job.indices) if indices is None else indices
+    kept = [(i, key) for i, key in zip(job.indices, job.keys, strict=True) if i not in gone]
     return replace(job, indices=tuple(i for i, _ in kept), keys=[key for _, key in kept])
 
 
@@ -285,10 +267,12 @@ def _refused(grammar: Grammar, why: str) -> InvalidRequest:
 
 def _why_nothing_is_left(request: _Request) -> str | InvalidRequest:
     """The reason for the failure of a request whose log-probabilities are not finite."""
-    error = next((mask.error for mask in request.masks if mask.error), "")
-    if error and request.job.grammar is not None:
-        return _refused(request.job.grammar, f"the grammar is too complex to follow: {error}")
-    if request.masks or request.job.options.logits is not None:
+    _, job, masks = request
+    assert isinstance(job, Generate)
+    error = next((mask.error for mask in masks if mask.error), "")
+    if error and job.grammar is not None:
+        return _refused(job.grammar, f"the grammar is too complex to follow: {error}")
+    if masks or job.options.logits is not None:
         message = "bad_words, min_tokens and the grammar exclude every token: nothing is left to draw."
         return InvalidRequest(message, None, "invalid_value")
     return _DIVERGED

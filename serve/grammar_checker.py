@@ -85,7 +85,7 @@ class GrammarChecker:
         if verdict.status in ("unavailable", "crashed"):
             raise ApiError(500, f"grammars cannot be checked: {verdict.detail}", code="worker_error")
         why = f"compiling it takes more than {COMPILE_S:g} s" if verdict.status in _LATE else verdict.detail.rstrip(".")
-        raise bad_request(f"{grammar.field}: the grammar cannot be used: {why}.", param=grammar.field)
+        raise bad_request(grammar.field, f"the grammar cannot be used: {why}.")
 
     async def _ask(self, grammar: str) -> Verdict:
         """Gives a grammar a short time, and a longer one to those that need it, one after the other: so one process is

@@ -192,11 +192,8 @@ class PolicyAPI(_Part):
         body = _parsed(request.model_dump(exclude_unset=True))
         refused = next((name for name in _NO_PLACE if getattr(body, name)), None)
         if refused is not None:
-            raise bad_request(
-                f"{refused}: LitServe's spec has no place for it: PolicyAPI(…, spec=None) or grpo-pl serve has.",
-                param=refused,
-                code="unsupported_parameter",
-            )
+            why = "LitServe's spec has no place for it: PolicyAPI(…, spec=None) or grpo-pl serve has."
+            raise bad_request(refused, why, code="unsupported_parameter")
         job = await self._routes.chat_job(body)
         (choice,), message = job.choices, {"role": "assistant"}
         if choice.opening:

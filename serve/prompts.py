@@ -87,14 +87,14 @@ class Prompts:
                 for rule, tool in zip(rules, tools, strict=True)
             ]
         except ValueError as error:
-            raise bad_request(f"tool_choice: {error}", param="tool_choice", code="unsupported_parameter") from None
+            raise bad_request("tool_choice", str(error), code="unsupported_parameter") from None
         start = f'start: call{" (NEWLINE? call)*" if several else ""}\nNEWLINE: "\\n"\ncall: {" | ".join(rules)}\n'
         text = start + "\n".join(parts)
         if len(text) > MAX_GRAMMAR:
             raise bad_request(
-                f"tools: an answer that has to call one of {len(tools)} tools follows a grammar, which has {len(text)} "
+                "tools",
+                f"an answer that has to call one of {len(tools)} tools follows a grammar, which has {len(text)} "
                 f"characters and may have {MAX_GRAMMAR}: give fewer tools or shorter parameters.",
-                param="tools",
             )
         return Grammar("lark", text, "tools")
 
@@ -165,16 +165,11 @@ class Prompts:
         context, wanted, trained = self.model.context, request.length, self.model.sampling
         most = (context or 1 << 30) - len(prompt_ids)
         if wanted is not None and wanted > most:
-            raise bad_request(
-                f"max_tokens: {wanted} after a prompt of {len(prompt_ids)} tokens exceeds the context of {context}.",
-                param="max_tokens",
-                code="context_length_exceeded",
-            )
+            message = f"{wanted} after a prompt of {len(prompt_ids)} tokens exceeds the context of {context}."
+            raise bad_request("max_tokens", message, code="context_length_exceeded")
         length = min(trained.max_completion_length, most) if wanted is None else max(1, wanted)
         if request.min_tokens > length:
-            raise bad_request(
-                f"min_tokens: {request.min_tokens} are more than a completion may have, {length}.", param="min_tokens"
-            )
+            raise bad_request("min_tokens", f"{request.min_tokens} are more than a completion may have, {length}.")
         sampling = SamplingParams(
             max_completion_length=length,
             temperature=trained.temperature if request.temperature is None else request.temperature,
@@ -185,7 +180,7 @@ class Prompts:
         try:
             self.model.template.thought(sampling, self.model.tokenizer)
         except ValueError as error:
-            raise bad_request(f"max_thinking_tokens: {error}", param="max_thinking_tokens") from error
+            raise bad_request("max_thinking_tokens", str(error)) from error
         if request.max_thinking_tokens is None and templated and isinstance(trained.thinking_budget, int):
             sampling = replace(sampling, thinking_budget=trained.thinking_budget)
         keys = row_keys([sample_keys(prompt_ids, seed=seed, n=request.n, prompt_id=prompt_id)])
@@ -198,11 +193,9 @@ class Prompts:
             ApiError: tokens · (1 + top) exceeds the limit (400).
         """
         if tokens * (1 + top) > _MOST_LOGPROBS:
-            raise bad_request(
-                f"logprobs: {tokens} tokens with {top} likely ones each are more than {_MOST_LOGPROBS:,} "
-                "log-probabilities: ask for less at once.",
-                param="logprobs",
-            )
+            asked = f"{tokens} tokens with {top} likely ones each"
+            message = f"{asked} are more than {_MOST_LOGPROBS:,} log-probabilities: ask for less at once."
+            raise bad_request("logprobs", message)
 
     def check_ids(self, tokens: Sequence[int], param: str) -> None:
         """Refuses token ids that the model does not have.
@@ -213,7 +206,7 @@ class Prompts:
         size = len(self.model.tokenizer)
         bad = next((token for token in tokens if not 0 <= token < size), None)
         if bad is not None:
-            raise bad_request(f"{param}: there is no token {bad}, only 0 … {size - 1}.", param=param)
+            raise bad_request(param, f"there is no token {bad}, only 0 … {size - 1}.")
 
     def _spellings(self, word: str) -> list[tuple[int, ...]]:
         """The tokens of a word at the beginning of a text, and after a blank if only its first token differs there."""
@@ -249,11 +242,8 @@ class Prompts:
         parts = (text[first : first + _SLICE] for first in range(0, len(text), _SLICE))  # other threads run in between
         asked = set[str]().union(*map(set, parts))
         if unknown := asked - self.known(asked):
-            raise bad_request(
-                f"{param}: the model's tokenizer does not know the character {min(unknown, key=text.index)!r}.",
-                param=param,
-                code="unknown_character",
-            )
+            message = f"the model's tokenizer does not know the character {min(unknown, key=text.index)!r}."
+            raise bad_request(param, message, code="unknown_character")
 
     def known(self, characters: Iterable[str]) -> set[str]:
         """The characters that the tokenizer knows, so that it neither drops them nor replaces them by <unk>. New ones
@@ -269,18 +259,15 @@ class Prompts:
 
     def _check_tokens(self, ids: list[int], param: str) -> list[int]:
         if not ids:
-            raise bad_request(f"{param}: an empty prompt leaves nothing to continue.", param=param)
+            raise bad_request(param, "an empty prompt leaves nothing to continue.")
         context = self.model.context
         if context is not None and len(ids) >= context:
             raise self._too_long(f"{len(ids)} tokens", param)
         return ids
 
     def _too_long(self, size: str, param: str) -> ApiError:
-        return bad_request(
-            f"{param}: the prompt has {size}, and the model's context is {self.model.context} tokens.",
-            param=param,
-            code="context_length_exceeded",
-        )
+        message = f"the prompt has {size}, and the model's context is {self.model.context} tokens."
+        return bad_request(param, message, code="context_length_exceeded")
 
 
 def sample_keys(prompt_ids: Sequence[int], *, seed: int, n: int, prompt_id: int | str | None = None) -> list[SampleKey]:

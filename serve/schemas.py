@@ -144,7 +144,7 @@ class ResponseFormat(Body):
         if self.type == "text":
             return None
         schema = {"type": "object"} if self.json_schema is None else self.json_schema.json_schema
-        return json_grammar(schema, "response_format")
+        return _grammar("json", schema, "response_format")
 
 
 class StructuredOutputs(Body):
@@ -174,28 +174,22 @@ class StructuredOutputs(Body):
         if self.regex is not None:
             return Grammar("regex", self.regex, "structured_outputs")
         if self.choice is not None:
-            text = json.dumps(self.choice)
-            if len(text) > MAX_GRAMMAR:
-                raise bad_request(
-                    f"structured_outputs: all texts of choice may have {MAX_GRAMMAR} characters, and have {len(text)}.",
-                    param="structured_outputs",
-                )
-            return Grammar("choice", text, "structured_outputs")
+            return _grammar("choice", self.choice, "structured_outputs")
         schema = {"type": "object"} if self.json_schema is None else self.json_schema
-        return json_grammar(schema, "structured_outputs")
+        return _grammar("json", schema, "structured_outputs")
 
 
-def json_grammar(schema: dict[str, Any] | str, field: str) -> Grammar:
-    """The grammar of a schema of at most ``MAX_GRAMMAR`` characters, which stood in ``field``.
+def _grammar(kind: Literal["json", "choice"], given: dict[str, Any] | list[str] | str, field: str) -> Grammar:
+    """The grammar of a schema or of choices, which stood in ``field``.
 
     Raises:
-        ApiError: it is longer (400).
+        ApiError: it has more than ``MAX_GRAMMAR`` characters (400).
     """
-    text = schema if isinstance(schema, str) else json.dumps(schema)
+    text = given if isinstance(given, str) else json.dumps(given)
     if len(text) > MAX_GRAMMAR:
-        message = f"{field}: a schema may have {MAX_GRAMMAR} characters, and this one has {len(text)}."
-        raise bad_request(message, param=field)
-    return Grammar("json", text, field)
+        what = "a schema" if kind == "json" else "all texts of choice"
+        raise bad_request(field, f"{what} may have {MAX_GRAMMAR} characters, and there are {len(text)}.")
+    return Grammar(kind, text, field)
 
 
 class _GenerationRequest(Sampling):

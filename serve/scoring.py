@@ -132,12 +132,11 @@ class ScoreRoute:
         """
         longest, total = max(map(len, completions)), sum(map(len, completions))
         if longest > _LONGEST or total > _TOGETHER:
-            raise bad_request(
-                f"items: a reward reads {' and '.join(sorted(missing))}, for which completions may have {_LONGEST:,} "
-                f"characters, {_TOGETHER:,} together: send less at once, or give these fields with the items.",
-                param="items",
-                code="too_long",
+            message = (
+                f"a reward reads {' and '.join(sorted(missing))}, for which completions may have {_LONGEST:,} "
+                f"characters, {_TOGETHER:,} together: send less at once, or give these fields with the items."
             )
+            raise bad_request("items", message, code="too_long")
         tokenizer, prefill = self.model.tokenizer, self.model.template.prefill
         texts = (text.removeprefix(prefill).encode("utf-8", "replace").decode() for text in completions)
         return [[*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id] for text in texts]

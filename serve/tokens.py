@@ -79,6 +79,6 @@ class TokenRoutes:
 
     def _text(self, text: str, *, special: bool) -> list[int]:
         if len(text) > _MOST_TOKENS:
-            raise bad_request(f"prompt: give at most {_MOST_TOKENS:,} characters.", param="prompt")
+            raise bad_request("prompt", f"give at most {_MOST_TOKENS:,} characters.")
         self._prompts.check_characters(text, "prompt")
         return list(self._prompts.model.tokenizer(text, add_special_tokens=special).input_ids)

@@ -152,17 +152,17 @@ class WeightsRoutes:
         try:
             model = await asyncio.to_thread(weights_of, path, self._weights.model)
         except (ValueError, OSError, CheckpointError) as error:
-            raise bad_request(f"path: {error}", param="path") from None
+            raise bad_request("path", str(error)) from None
         now = await self._weights.change(model)
         changed = {"source": str(now.source), "previous": before.id, "changed": now is not before}
         return json_response({"object": "weights", **now.entry(), **changed})
 
     def _newest(self) -> Path:
         if self._run is None:
-            raise bad_request("path: give one, because the served model lies in no run folder.", param="path")
+            raise bad_request("path", "give one, because the served model lies in no run folder.")
         found = newest_whole(self._run.checkpoints, log.warning)
         if found is None:
-            raise bad_request(f"path: {self._run.checkpoints} holds no whole checkpoint.", param="path")
+            raise bad_request("path", f"{self._run.checkpoints} holds no whole checkpoint.")
         return found
 
 

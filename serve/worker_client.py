@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from typing import Any, TypeVar
 
-from serve.errors import ApiError, bad_request
+from serve.errors import ApiError
 from serve.worker_channel import Answer, Cancel, Frames, InvalidRequest, packed
 
 _SLICE_S = 0.004
@@ -169,7 +169,7 @@ class WorkerClient(asyncio.Protocol):
         if isinstance(message, Answer):
             call.answer = message.data
             call.end()
-        elif isinstance(message.reason, InvalidRequest):
-            call.end(bad_request(message.reason.message, param=message.reason.param, code=message.reason.code))
+        elif isinstance(reason := message.reason, InvalidRequest):
+            call.end(ApiError(400, reason.message, param=reason.param, code=reason.code))
         else:
-            call.end(ApiError(500, message.reason, code="worker_error"))
+            call.end(ApiError(500, reason, code="worker_error"))

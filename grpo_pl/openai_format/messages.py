@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, Field, Tag, model_validator
@@ -169,7 +169,7 @@ class ContentPart(Body):
     text: Text
 
 
-def joined(content: str | list[ContentPart]) -> str:
+def joined(content: str | Sequence[ContentPart]) -> str:
     """The text of a message or a result."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
