@@ -127,7 +127,11 @@ class Renderer:
         template, tokenizer = self.model.template, self.model.tokenizer
         if conversation.system is not None:
             template = replace(template, system=conversation.system)
-        self.check(tools)
+        try:
+            if tools:
+                self.model.tools.parser.check({tool["function"]["name"]: tool for tool in tools})
+        except ValueError as error:
+            raise bad_request("tools", str(error)) from None
         if template.through_chat(tokenizer):
             text = self._through_chat_template(self._messages(template, conversation.exchanges), tools)
             text += template.prefill if prefill else ""
@@ -150,19 +154,6 @@ class Renderer:
             return self.model.tools.parser.written(call)
         except ValueError as error:
             raise _bad(str(error)) from None
-
-    def check(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        """Refuses tools that the model cannot call.
-
-        Raises:
-            ApiError: there are such tools (400).
-        """
-        if not tools:
-            return
-        try:
-            self.model.tools.parser.check({tool["function"]["name"]: tool for tool in tools})
-        except ValueError as error:
-            raise bad_request("tools", str(error)) from None
 
     def tools_text(self, tools: Sequence[Mapping[str, Any]]) -> str:
         """The text about tools in the prompt; of tools that a chat template describes, their schemas."""
@@ -189,23 +180,19 @@ class Renderer:
         return any(not call.fault and call[:2] == _PROBE[:2] for call in found)
 
     def _messages(self, template: PromptTemplate, exchanges: Sequence[Exchange]) -> list[dict[str, Any]]:
-        messages = [{"role": "system", "content": template.system}] if template.system else []
+        messages: list[dict[str, Any]] = [{"role": "system", "content": template.system}] if template.system else []
         earlier = [Exchange(e.question, [Action(e.completion)]) for e in template.examples]
         for exchange in [*earlier, *exchanges]:
             messages.append({"role": "user", "content": template.user.replace("{question}", exchange.question)})
             for action in exchange.actions:
-                messages += self._action_messages(action)
+                if action.calls and self._writes_calls:
+                    calls = [_as_message(call) for call in action.calls]
+                    messages.append({"role": "assistant", "content": action.text, "tool_calls": calls})
+                else:
+                    messages.append({"role": "assistant", "content": self._action_text(action)})
+                if action.calls:
+                    messages += map(dict, messages_of(self.model.tools.parser.observation(action.results)))
         return messages
-
-    def _action_messages(self, action: Action) -> list[dict[str, Any]]:
-        if not action.calls:
-            return [{"role": "assistant", "content": action.text}]
-        observed = self.model.tools.parser.observation(action.results)
-        told = [{"role": "user", "content": observed}] if isinstance(observed, str) else [dict(m) for m in observed]
-        if self._writes_calls:
-            calls = [_as_message(call) for call in action.calls]
-            return [{"role": "assistant", "content": action.text, "tool_calls": calls}, *told]
-        return [{"role": "assistant", "content": self._action_text(action)}, *told]
 
     def _action_text(self, action: Action) -> str:
         """The text of an action, with its calls in the form of the policy's parser."""
@@ -261,9 +248,10 @@ class Renderer:
         return ids
 
     def _with_result(self, action: Action) -> str:
-        observed = text_of(self.model.tools.parser.observation(action.results)) if action.calls else ""
-        told = self.model.tools.plain.observation.replace("{observation}", observed) if action.calls else ""
-        return self._action_text(action) + told
+        if not action.calls:
+            return action.text
+        observed = text_of(self.model.tools.parser.observation(action.results))
+        return self._action_text(action) + self.model.tools.plain.observation.replace("{observation}", observed)
 
 
 def _as_message(call: Call) -> dict[str, Any]:

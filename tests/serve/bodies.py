@@ -1,12 +1,16 @@
-"""Bodies as the routes read them, without a server."""
+"""What tests ask: routes, bodies and requests; and how bodies are read without a server."""
 
-from typing import TypeVar
+import socket
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from serve.errors import from_fault
 from serve.json_body import read_object
 
+CHAT, COMPLETIONS, SCORE, EVALUATE = "/v1/chat/completions", "/v1/completions", "/v1/score", "/v1/evaluate"
+HELLO = [{"role": "user", "content": "1+1="}]
 T = TypeVar("T", bound=BaseModel)
 
 
@@ -16,3 +20,28 @@ def parse(kind: type[T], body: bytes) -> T:
         return kind.model_validate(read_object(body))
     except ValidationError as error:
         raise from_fault(error.errors(include_url=False, include_input=False)[0]) from None
+
+
+def post(path: str, body: bytes, *headers: str) -> bytes:
+    """A request with a body of JSON, unless a header says otherwise."""
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Connection: close", f"Content-Length: {len(body)}", *headers]
+    if not any(header.lower().startswith("content-type:") for header in headers):
+        lines.append("Content-Type: application/json")
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """What comes until the other side closes."""
+    answer = b""
+    while part := connection.recv(1 << 16):
+        answer += part
+    return answer
+
+
+def streamed(chunks: Iterable[Any], n: int = 1) -> list[str]:
+    """The text of each choice of a stream of chats or completions."""
+    texts = [""] * n
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts[choice.index] += (choice.delta.content if hasattr(choice, "delta") else choice.text) or ""
+    return texts

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,19 +21,26 @@ from typing import Any
 import openai
 import psutil
 import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
 
 import serve.app  # noqa: F401 - what servers would import
 from grpo_pl.callbacks.record import plain_fields
 from grpo_pl.cli.main import main
+from grpo_pl.files.checkpoints import seal
 from grpo_pl.files.runs import RunFolder
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.export import export_policy
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.policy.trained import find_model
 from grpo_pl.rewards import FormatReward, MathReward
+from grpo_pl.rewards.pretrained import MANIFEST
 from grpo_pl.types import SamplingParams
 from tests.browser import Browser
 from tests.forked import Forked, with_forked_workers
+from tests.serve.bodies import post
 
 ROOT = Path(__file__).parents[2]
 _KEYS = ("GRPO_PL_API_KEY", "GRPO_PL_WEIGHTS_KEY")
@@ -68,6 +76,41 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
     example = {"problem": "12+34=", "answer": "46", "columns": {}}
     RunFolder(folder.parent).record.write_text(json.dumps({"examples": [example]}))  # as a run notes it
     return folder
+
+
+def altered(export: Path, folder: Path, **manifest: Any) -> Path:
+    """A copy of an export with other entries in its manifest."""
+    shutil.copytree(export, folder)
+    told = json.loads((folder / MANIFEST).read_text()) | manifest
+    (folder / MANIFEST).write_text(json.dumps(told))
+    return folder
+
+
+def run_of_export(export: Path, folder: Path) -> Path:
+    """A run folder whose two checkpoints hold the weights of the export times two and ten."""
+    (folder / "checkpoints").mkdir(parents=True)
+    model = find_model(export)
+    config = {"policy": {"path": None, "from_scratch": SHAPE}, "template": model.template.to_dict()}
+    config |= {"rewards": list(model.rewards), "sampling": {"max_completion_length": 17, "temperature": 0.5}}
+    (folder / "config.yaml").write_text(yaml.safe_dump({"model": config}))
+    for rollouts in (2, 10):
+        write_checkpoint(folder, export, rollouts)
+    (folder / "checkpoints" / "last.ckpt").symlink_to("rollout-000010.ckpt")
+    return folder
+
+
+def write_checkpoint(folder: Path, export: Path, rollouts: int) -> Path:
+    """A whole checkpoint of a run: the weights of the export times the number of rollouts."""
+    weights = {f"policy.{name}": rollouts * weight for name, weight in load_file(export / "model.safetensors").items()}
+    path = folder / "checkpoints" / f"rollout-{rollouts:06d}.ckpt"
+    torch.save({"state_dict": weights, "global_step": rollouts}, path)
+    seal(path, {"rollouts": rollouts})
+    return path
+
+
+@pytest.fixture
+def run(export: Path, tmp_path: Path) -> Path:
+    return run_of_export(export, tmp_path / "my-run")
 
 
 @pytest.fixture(scope="session")
@@ -162,6 +205,23 @@ class Running:
     def post(self, path: str, body: Any, **options: Any) -> tuple[int, Any]:
         return self.call("POST", path, body, **options)[:2]
 
+    def ask(self, path: str, body: Any, **options: Any) -> Any:
+        """The answer to a request that must succeed."""
+        status, answer = self.post(path, body, **options)
+        assert status == 200, answer
+        return answer
+
+    def refusal(self, path: str, body: Any, status: int = 400, **options: Any) -> dict[str, Any]:
+        """The error of a request that must be refused."""
+        return error_of(self.post(path, body, **options), status)
+
+    def send(self, path: str, body: Any) -> socket.socket:
+        """A request whose answer nobody has read yet."""
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=120)
+        authorization = [f"Authorization: Bearer {self.key}"] if self.key else []
+        connection.sendall(post(path, json.dumps(body).encode(), *authorization))
+        return connection
+
     def exchange(self, request: bytes) -> bytes:
         """What comes back for bytes on a connection of their own, until the server closes it or has answered once."""
         answer = b""
@@ -200,6 +260,15 @@ class Running:
             for process in self.family:
                 if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
                     process.kill()
+
+
+def error_of(answer: tuple[int, Any], status: int) -> dict[str, Any]:
+    """The error of an answer, whose shape is checked."""
+    assert answer[0] == status, answer
+    (error,) = answer[1].values()
+    assert set(answer[1]) == {"error"} and set(error) == {"message", "type", "param", "code"}
+    assert error["message"] and error["code"]
+    return dict(error)
 
 
 def _serve(given: list[str]) -> int:

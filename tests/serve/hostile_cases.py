@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-CHAT, COMPLETIONS, SCORE, EVALUATE = "/v1/chat/completions", "/v1/completions", "/v1/score", "/v1/evaluate"
+from tests.serve.bodies import CHAT, COMPLETIONS, EVALUATE, HELLO, SCORE, post
+
 FIELDS = {
     CHAT: b"messages",
     COMPLETIONS: b"prompt",
@@ -42,12 +43,8 @@ class Case:
         return self.made if isinstance(self.made, bytes) else self.made()
 
 
-def post(path: str, body: bytes, *headers: str) -> bytes:
-    """A request with a body of JSON, unless a header says otherwise."""
-    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Connection: close", f"Content-Length: {len(body)}", *headers]
-    if not any(header.lower().startswith("content-type:") for header in headers):
-        lines.append("Content-Type: application/json")
-    return "\r\n".join([*lines, "", ""]).encode() + body
+def _chat(**fields: Any) -> bytes:
+    return post(CHAT, json.dumps({**_ASK, **fields}).encode())
 
 
 def cases() -> list[Case]:
@@ -142,7 +139,7 @@ def _numbers() -> Iterator[Case]:
         yield Case(f"arguments of {digits} digits", post(CHAT, body), REFUSED)
 
 
-_HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "1+1="}], "max_tokens": 2}
+_ASK: dict[str, Any] = {"messages": HELLO, "max_tokens": 2}
 
 
 def _parameters() -> Iterator[Case]:
@@ -185,8 +182,7 @@ def _parameters() -> Iterator[Case]:
     ]  # fmt: skip
     for change, why in known:
         statuses = frozenset({404}) if "model" in change else REFUSED
-        body = json.dumps({**_HELLO, **change}).encode()
-        yield Case(f"chat {json.dumps(change)[:60]}", post(CHAT, body), statuses, why)
+        yield Case(f"chat {json.dumps(change)[:60]}", _chat(**change), statuses, why)
     for prompt in ([], [[]], [10**9], [-1], [2**63], "", ["1"] * 10_000):
         body = json.dumps({"prompt": prompt, "max_tokens": 1}).encode()
         yield Case(f"completions {str(prompt)[:30]}", post(COMPLETIONS, body), REFUSED)
@@ -227,6 +223,7 @@ def grammars() -> Iterator[tuple[str, dict[str, Any], frozenset[int]]]:
     for name, regex, statuses in (
         ("a literal of 30,000", "a" * 30_000, REFUSED),
         ("brackets", "(" * 9000 + ")" * 9000, REFUSED),
+        ("a look ahead", "(?=a)b", REFUSED),
         ("powers of repetitions", "((a{1,1000}){1,1000}){1,1000}", either),
         ("a million states", "(a|b)*a(a|b){20}", either),
         ("states of many parts", "(a|b)*a(a|b){10000}", either),
@@ -239,14 +236,14 @@ def grammars() -> Iterator[tuple[str, dict[str, Any], frozenset[int]]]:
 
 def _grammars() -> Iterator[Case]:
     for name, field, statuses in grammars():
-        yield Case(f"grammar {name}", post(CHAT, json.dumps({**_HELLO, "max_tokens": 64, **field}).encode()), statuses)
+        yield Case(f"grammar {name}", _chat(**{"max_tokens": 64, **field}), statuses)
         body = {"prompt": "1+1=", "max_tokens": 8, **field}
         yield Case(f"grammar {name}, completions", post(COMPLETIONS, json.dumps(body).encode()), statuses)
     form = {"type": "json_schema", "name": "x", "schema": {"allOf": SLOW}}
     asked = {"input": "1+1=", "text": {"format": form}}
     yield Case("grammar 199 patterns, responses", post("/v1/responses", json.dumps(asked).encode()), REFUSED)
-    stream = {**_HELLO, "stream": True, "structured_outputs": {"json": {"allOf": SLOW[:50]}}}
-    yield Case("grammar 50 patterns, in a stream", post(CHAT, json.dumps(stream).encode()), REFUSED)
+    stream = _chat(stream=True, structured_outputs={"json": {"allOf": SLOW[:50]}})
+    yield Case("grammar 50 patterns, in a stream", stream, REFUSED)
 
 
 def _tools() -> Iterator[Case]:
@@ -295,20 +292,17 @@ def _tools() -> Iterator[Case]:
         ("and parallel calls of 1", [tool()], {"parallel_tool_calls": 1}),
     ]  # fmt: skip
     for name, tools, further in lists:
-        yield Case(f"tools {name}", post(CHAT, json.dumps({**_HELLO, "tools": tools, **further}).encode()), REFUSED)
+        yield Case(f"tools {name}", _chat(tools=tools, **further), REFUSED)
     brothers = taking(properties={"x" * 7_000_000: {"anyOf": [True] * 100_000 + [5]}})
-    yield Case(
-        "tools with a long name and many parts", post(CHAT, json.dumps({**_HELLO, "tools": brothers}).encode()), REFUSED
-    )
+    yield Case("tools with a long name and many parts", _chat(tools=brothers), REFUSED)
     endless = taking(properties={"x": {"$ref": "#"}}, required=["x"])
     explosive = taking(properties={"x": {"type": "string", "pattern": "(a{1,999}){1,999}"}}, required=["x"])
     for name, tools in (("with a schema without an end", endless), ("with a pattern that explodes", explosive)):
-        body = json.dumps({**_HELLO, "max_tokens": 64, "tools": tools, **must}).encode()
-        yield Case(f"tools {name}", post(CHAT, body), frozenset({200, 400}))
+        yield Case(f"tools {name}", _chat(max_tokens=64, tools=tools, **must), frozenset({200, 400}))
     slow = taking(properties={"x": {"allOf": SLOW[:29]}}, required=["x"])
     for choice in ("required", {"type": "function", "function": {"name": "f"}}):
-        body = json.dumps({**_HELLO, "tools": slow, "tool_choice": choice}).encode()
-        yield Case(f"tools with 29 patterns and tool_choice {str(choice)[:9]}", post(CHAT, body), REFUSED)
+        name = f"tools with 29 patterns and tool_choice {str(choice)[:9]}"
+        yield Case(name, _chat(tools=slow, tool_choice=choice), REFUSED)
     user, result = {"role": "user", "content": "1"}, {"role": "tool", "tool_call_id": "a", "content": "1"}
 
     def call(arguments: Any, name: str = "f") -> dict[str, Any]:
@@ -330,12 +324,14 @@ def _tools() -> Iterator[Case]:
         ("with thousands of brothers", [user, {**call("{}"), "tool_calls": call("{}")["tool_calls"] * 5000}, result]),
     ]  # fmt: skip
     for name, messages in said:
-        yield Case(f"a call {name}", post(CHAT, json.dumps({**_HELLO, "messages": messages}).encode()), REFUSED)
+        yield Case(f"a call {name}", _chat(messages=messages), REFUSED)
 
 
 def _texts() -> Iterator[Case]:
     """Texts that cannot be encoded, judged or printed."""
     half = b'"\\ud800"'
+    said = b'{"messages":[{"role":"user","content":%s}]}' % half
+    yield Case("half a character in a chat", post(CHAT, said), REFUSED)
     yield Case("half a character in a prompt", post(COMPLETIONS, b'{"prompt":%s}' % half), REFUSED)
     problem = b'{"items":[{"problem":%s,"answer":"1","id":%s}],"max_tokens":1}'
     yield Case("half a character in a problem", post(EVALUATE, problem % (half, b"1")), REFUSED)
@@ -358,7 +354,7 @@ def _texts() -> Iterator[Case]:
 
 def _pages() -> Iterator[Case]:
     """What a browser would send for somebody else's page."""
-    body = json.dumps(_HELLO).encode()
+    body = json.dumps(_ASK).encode()
     for kind in (
         "text/plain",
         "application/x-www-form-urlencoded",
@@ -398,8 +394,7 @@ def _connections() -> Iterator[Case]:
         ("a header without a name", get + b": 1\r\n\r\n"),
     ):
         yield Case(name, request, REFUSED)
-    yield Case("one header of 70 kB", get + b"X: " + b"a" * 70_000 + b"\r\n\r\n", frozenset({431}), "CVE-2025-48956")
-    yield Case("10,000 headers", get + b"X: 1\r\n" * 20_000 + b"\r\n", frozenset({431}), "CVE-2025-48956")
+    yield Case("20,000 headers", get + b"X: 1\r\n" * 20_000 + b"\r\n", frozenset({431}), "CVE-2025-48956")
     yield Case("a path of 70 kB", b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", frozenset({431}))
     declared = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {10**15}\r\nExpect: 100-continue\r\n\r\n"
     yield Case("a petabyte", declared.encode(), frozenset({413}))
@@ -412,20 +407,10 @@ def _connections() -> Iterator[Case]:
     ):
         request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
         yield Case(path, request, frozenset({404}))
-    version = frozenset({505})
-    yield Case("HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", version)
-    yield Case("HTTP/2 in a request line", b"GET /health HTTP/2.0\r\nHost: localhost\r\n\r\n", version)
-    yield Case("HTTP/0.9 in a request line", b"GET /health HTTP/0.9\r\nHost: localhost\r\n\r\n", version)
     chunked = f"POST {SCORE} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
     chunked += b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n"
     yield Case("headers behind the body", chunked + b"0\r\n" + b"X: 1\r\n" * 500_000 + b"\r\n", CUT)
-    yield Case("one header behind the body", chunked + b"0\r\nX: " + b"a" * 4_000_000, CUT)
-    yield Case("a chunk with a long name", chunked + b"1;x=" + b"a" * 4_000_000, CUT)
-    yield Case("a size of 4 MB", chunked + b"0" * 4_000_000, CUT)
     end = b"\r\n\r\n0\r\n\r\n"
-    yield Case("a size with 100,000 zeros", chunked + b"0" * 100_000 + b"1\r\n " + end[2:], CUT)
-    yield Case("an end with 100,000 zeros", chunked + b"0" * 100_000 + end[:4], CUT)
-    yield Case("many chunks with names", chunked + (b"1;" + b"x" * 2000 + b"\r\n \r\n") * 2000 + end[4:], CUT)
     for name, chunk in (
         ("in hexadecimal as in C", b"0x2\r\n{}"),
         ("below nothing", b"-2\r\n{}"),
@@ -449,12 +434,11 @@ def _connections() -> Iterator[Case]:
     ):
         yield Case(f"{name} behind the body", chunked + b"0\r\n" + trailer + b"\r\n\r\n", REFUSED)
     yield Case("16 exabytes", chunked + b"fffffffffffffff0\r\n" + b" " * (9 << 20), frozenset({0, 413}))
-    yield Case("500 requests ahead", (get + b"\r\n") * 500, frozenset({0}), "hung up on")
 
 
 def _framings() -> Iterator[Case]:
-    """Requests that two programs in a row could read in two ways (RFC 9112), and offers of other protocols."""
-    body = json.dumps(_HELLO).encode()
+    """Requests that two programs in a row could read in two ways (RFC 9112); more of them: `test_protocol.py`."""
+    body = json.dumps(_ASK).encode()
     small = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
     smuggled = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -465,31 +449,10 @@ def _framings() -> Iterator[Case]:
     length = f"Content-Length: {len(body)}"
     for name, lines in (
         ("two equal lengths", (length, length)),
-        ("a list of lengths", (f"Content-Length: {len(body)}, {len(body)}",)),
-        ("a length with a plus", (f"Content-Length: +{len(body)}",)),
-        ("a length in hexadecimal", (f"Content-Length: {len(body):#x}",)),
-        ("a length with underscores", ("Content-Length: 1_0",)),
-        ("a length of nothing", ("Content-Length:",)),
-        ("a length that overflows", ("Content-Length: 18446744073709551617",)),
         ("chunks and a length", ("Transfer-Encoding: chunked", length)),
-        ("a blank before the colon", ("Transfer-Encoding : chunked", length)),
-        ("a blank before a name", (" Transfer-Encoding: chunked", length)),
-        ("a bare line feed in a header", (f"X: 1\nTransfer-Encoding: chunked\r\n{length}",)),
-        ("a bare carriage return in a header", (f"X: 1\rTransfer-Encoding: chunked\r\n{length}",)),
-        ("a NUL in a header", ("X: \0", length)),
-        ("a NUL in a name", ("X\0: 1", length)),
-        ("a folded coding", ("Transfer-Encoding:\r\n chunked",)),
-        ("coded last by gzip", ("Transfer-Encoding: chunked, gzip",)),
-        ("coded twice", ("Transfer-Encoding: chunked, chunked",)),
-        ("coded by nothing", ("Transfer-Encoding: identity",)),
-        ("coded by a near name", ("Transfer-Encoding: xchunked",)),
-        ("coded by a vertical tab", ("Transfer-Encoding: \x0bchunked",)),
     ):
         yield Case(name, chat(*lines) + small + smuggled, REFUSED)
     yield Case("packed chunks", chat("Transfer-Encoding: gzip, chunked") + small, frozenset({501}))
-    two = chat("Transfer-Encoding: gzip", "Transfer-Encoding: chunked")
-    yield Case("packed chunks in two headers", two + small, frozenset({501}))
-    yield Case("chunks in HTTP/1.0", chat("Transfer-Encoding: chunked", version="1.0") + small + smuggled, REFUSED)
     yield Case(
         "a length with 5,000 zeros", chat("Content-Length: " + "0" * 5000 + str(len(body))) + body, frozenset({200})
     )
@@ -506,20 +469,13 @@ def _framings() -> Iterator[Case]:
         yield Case(f"to {target}", chat(length, "Connection: close", target=target) + body, frozenset({status}))
     whole = b"GET http://evil.example/v1/models HTTP/1.0\r\n\r\n"
     yield Case("to a foreign URL in HTTP/1.0", whole, frozenset({403}))
-    for offer in ("h2c", "websocket", "TLS/1.0, HTTP/2.0", "h2c\r\nUpgrade: websocket"):
-        lines = ("Connection: Upgrade, HTTP2-Settings", f"Upgrade: {offer}", "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA")
-        yield Case(f"an offer of {offer[:20]!r}", chat(*lines, length) + body, frozenset({200}), "RFC 9110, 7.8")
-        chunks = chat(*lines, "Transfer-Encoding: chunked") + small
-        yield Case(f"an offer of {offer[:20]!r} and chunks", chunks, frozenset({200}), "RFC 9110, 7.8")
-        both = chat(*lines, length, "Transfer-Encoding: chunked") + small + smuggled
-        yield Case(f"an offer of {offer[:20]!r}, chunks and a length", both, REFUSED)
 
 
 def _large_answers() -> Iterator[Case]:
     """Requests for as much as one may ask for, or for more."""
 
     def chat(**fields: Any) -> bytes:
-        return post(CHAT, json.dumps({**_HELLO, "n": 64, "ignore_eos": True, **fields}).encode())
+        return _chat(n=64, ignore_eos=True, **fields)
 
     likely = {"logprobs": True, "top_logprobs": 20}
     good = frozenset({200})
@@ -547,7 +503,7 @@ def _large_answers() -> Iterator[Case]:
         yield Case(name, post(SCORE, json.dumps({"items": items}).encode()), statuses)
     function = {"parameters": {"type": "object", "properties": {f"p{j}": {"type": "string"} for j in range(100)}}}
     tools = [{"type": "function", "function": {"name": f"f{i}", **function}} for i in range(64)]
-    yield Case("64 tools with 100 parameters", post(CHAT, json.dumps({**_HELLO, "tools": tools}).encode()), REFUSED)
+    yield Case("64 tools with 100 parameters", _chat(tools=tools), REFUSED)
 
 
 BOMBS = (r"9^{9^{9^{%d}}}+1", r"((%d!)!)!", r"(x+y+%d)^{2000}", r"\binom{10^9}{5\cdot10^8}+%d")
@@ -558,8 +514,7 @@ def loads() -> Iterator[tuple[str, list[bytes]]]:
     """(name, requests): many at once, whose clients read nothing and leave after a while."""
 
     def chat(**fields: Any) -> bytes:
-        body = {**_HELLO, "max_tokens": 4000, "ignore_eos": True, **fields}
-        return post(CHAT, json.dumps(body).encode())
+        return _chat(**{"max_tokens": 4000, "ignore_eos": True, **fields})
 
     def score(completion: str, answer: str) -> bytes:
         return post(SCORE, json.dumps({"items": [{"completion": completion, "answer": answer}]}).encode())

@@ -14,9 +14,10 @@ from grpo_pl.cli.main import main
 from grpo_pl.policy.trained import find_model
 from serve.weights import version_id, weights_of
 from tests.conftest import exit_status
+from tests.serve.bodies import HELLO
 from tests.serve.conftest import WEIGHTS_KEY as KEY
 
-CHAT = {"messages": [{"role": "user", "content": "1+1="}], "max_tokens": 8, "seed": 7}
+CHAT = {"messages": HELLO, "max_tokens": 8, "seed": 7}
 Break = Callable[[Path], Any]
 
 
@@ -80,10 +81,7 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "rewards gone": (_set(M, "rewards"), "grpo_pl.json has no rewards"),
     "rewards text": (_set(M, rewards="x"), "grpo_pl.json: rewards must be a list, got 'x'"),
     "rewards numbers": (_set(M, rewards=[5]), "5 is no class_path with its init_args"),
-    "rewards arguments": (
-        _set(M, rewards=[{"class_path": "x", "init_args": 5}]),
-        "is no class_path with its init_args",
-    ),
+    "rewards arguments": (_set(M, rewards=[{"class_path": "x", "init_args": 5}]), "is no class_path with its init"),
     "length": (_set(M, max_completion_length="long"), "max_completion_length must be of type int, got 'long'"),
     "length null": (_set(M, max_completion_length=None), "null is max_completion_length"),
     "stop": (_set(M, stop=[5]), "stop must be of type str, got '5'"),
@@ -104,10 +102,7 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "config size": (_set("config.json", hidden_size="wide"), "hidden_size"),
     "config layers": (_set("config.json", num_hidden_layers=3, layer_types=["full_attention"] * 3), "layers.2"),
     "config huge": (_set("config.json", hidden_size=1 << 20), "should be"),
-    "other model": (
-        _write("config.json", '{"model_type": "gpt2", "vocab_size": 99, "n_positions": 4096}'),
-        "are missing",
-    ),
+    "other model": (_write("config.json", '{"model_type": "gpt2", "vocab_size": 9, "n_positions": 99}'), "are missing"),
     "tokenizer {}": (_write("tokenizer.json", "{}"), "tokenizer.json holds no tokenizer"),
     "tokenizer empty": (_write("tokenizer.json", ""), "tokenizer.json holds no tokenizer"),
     "tokenizer gone": (_gone("tokenizer.json"), "tokenizer"),
@@ -138,35 +133,29 @@ def broken(export: Path, tmp_path: Path) -> Callable[[Break], Path]:
     return make
 
 
-@pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_export_is_one_line_in_python(broken: Callable[[Break], Path], case: str) -> None:
-    breaks, reason = BROKEN[case]
-    folder = broken(breaks)
-    with pytest.raises(ValueError) as caught:
-        find_model(folder).load_policy("cpu")
-    line = str(caught.value)
-    assert reason in line and str(folder) in line and "\n" not in line
-
-
 @pytest.fixture
 def server(changeable: Any) -> Any:
     return changeable
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_export_is_refused_as_weights_and_the_old_ones_answer(
+def test_a_broken_export_is_one_line_in_python_and_refused_as_weights(
     server: Any, broken: Callable[[Break], Path], case: str
 ) -> None:
+    """The weights that were there answer as before."""
     breaks, reason = BROKEN[case]
     folder = broken(breaks)
-    before = server.post("/v1/chat/completions", CHAT)
-    status, answer = server.post("/v1/weights", {"path": str(folder)}, key=KEY)
-    assert (status, answer["error"]["param"]) == (400, "path"), answer
-    assert reason in answer["error"]["message"] and "\n" not in answer["error"]["message"]
-    after = server.post("/v1/chat/completions", CHAT)
-    assert before[0] == after[0] == 200
-    assert [each[1]["system_fingerprint"] for each in (before, after)] == [before[1]["system_fingerprint"]] * 2
-    assert before[1]["choices"] == after[1]["choices"]
+    with pytest.raises(ValueError) as caught:
+        find_model(folder).load_policy("cpu")
+    line = str(caught.value)
+    assert reason in line and str(folder) in line and "\n" not in line
+    before = server.ask("/v1/chat/completions", CHAT)
+    error = server.refusal("/v1/weights", {"path": str(folder)}, key=KEY)
+    assert error["param"] == "path" and reason in error["message"] and "\n" not in error["message"]
+    after = server.ask("/v1/chat/completions", CHAT)
+    assert [after[name] for name in ("choices", "system_fingerprint")] == [
+        before[name] for name in ("choices", "system_fingerprint")
+    ]
     assert server.metric("weights_versions") == 1 and "Traceback" not in server.log
 
 
@@ -198,12 +187,12 @@ def test_a_served_folder_that_breaks_keeps_answering(export: Path, start: Callab
     """Its own path is no other model, so nothing is compared: the worker finds what is wrong."""
     folder = Path(shutil.copytree(export, tmp_path / "own"))
     server = start("--weights-key", KEY, model=folder)
-    before = server.post("/v1/chat/completions", CHAT)[1]
+    before = server.ask("/v1/chat/completions", CHAT)
     for case in ("layer gone", "tokenizer {}"):
         BROKEN[case][0](folder)
-        status, answer = server.post("/v1/weights", {"path": str(folder)}, key=KEY)
-        assert status == 400 and ("is missing" in answer["error"]["message"] or "no tokenizer" in str(answer)), answer
-    after = server.post("/v1/chat/completions", CHAT)[1]
+        error = server.refusal("/v1/weights", {"path": str(folder)}, key=KEY)
+        assert "is missing" in error["message"] or "no tokenizer" in error["message"]
+    after = server.ask("/v1/chat/completions", CHAT)
     assert (before["choices"], before["system_fingerprint"]) == (after["choices"], after["system_fingerprint"])
     assert "Traceback" not in server.log
 

@@ -16,6 +16,7 @@ from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import GenerateRequest, Rollout, SamplingParams
 from serve.prompts import sample_keys
+from tests.serve.bodies import streamed
 
 QUESTION = [{"role": "user", "content": "12+34="}]
 
@@ -83,20 +84,20 @@ def test_greedy_truncated_and_hot_sampling_follow_the_engine(
 def test_a_stream_of_four_adds_up_to_the_whole_answer(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(model="tiny", messages=QUESTION, n=4, seed=7)
     assert len({len(c.message.content) for c in whole.choices}) > 1  # unequal lengths, so that one could be cut
-    parts, finish, roles, usage = [""] * 4, [None] * 4, [None] * 4, []
+    finish, roles, usage = [None] * 4, [None] * 4, []
     stream = client.chat.completions.create(
         model="tiny", messages=QUESTION, n=4, seed=7, stream=True, stream_options={"include_usage": True}
     )
-    for chunk in stream:
+    chunks = list(stream)
+    for chunk in chunks:
         if chunk.usage is not None:
             assert chunk.choices == []
             usage.append(chunk.usage)
         for choice in chunk.choices:
             assert finish[choice.index] is None, "text after the end"
-            parts[choice.index] += choice.delta.content or ""
             roles[choice.index] = choice.delta.role or roles[choice.index]
             finish[choice.index] = choice.finish_reason
-    assert parts == [c.message.content for c in whole.choices]
+    assert streamed(chunks, 4) == [c.message.content for c in whole.choices]
     assert finish == [c.finish_reason for c in whole.choices]
     assert roles == ["assistant"] * 4
     assert usage == [whole.usage]
@@ -168,9 +169,9 @@ def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI) -> None:
     assert answer.choices[0].message.content == "<think>" + written[:cut]
     assert answer.choices[0].finish_reason == "stop"
     assert answer.usage.completion_tokens == needed
-    chunks = [chunk.choices[0] for chunk in write(seed, stop=stop, stream=True)]
-    assert "".join(c.delta.content or "" for c in chunks) == "<think>" + written[:cut]
-    assert chunks[-1].finish_reason == "stop"
+    chunks = list(write(seed, stop=stop, stream=True))
+    assert streamed(chunks) == ["<think>" + written[:cut]]
+    assert chunks[-1].choices[0].finish_reason == "stop"
 
 
 def test_plain_prompts_as_text_and_as_tokens(client: openai.OpenAI, export: Path) -> None:
@@ -185,11 +186,8 @@ def test_plain_prompts_as_text_and_as_tokens(client: openai.OpenAI, export: Path
     first = as_text.choices[0].logprobs
     assert len(first.tokens) == len(first.token_logprobs) == len(first.text_offset) <= 8
     assert all(len(top) == 1 for top in first.top_logprobs)
-    streamed = [""] * 4
-    for chunk in client.completions.create(model="tiny", prompt=["ab", "12+"], n=2, seed=4, max_tokens=8, stream=True):
-        for choice in chunk.choices:
-            streamed[choice.index] += choice.text
-    assert streamed == [c.text for c in as_text.choices]
+    chunks = client.completions.create(model="tiny", prompt=["ab", "12+"], n=2, seed=4, max_tokens=8, stream=True)
+    assert streamed(chunks, 4) == [c.text for c in as_text.choices]
 
 
 def test_more_samples_than_slots_are_drawn_in_turns(engine_draws: Callable, texts: Callable, crowded: Any) -> None:
@@ -208,25 +206,18 @@ def test_sixty_four_at_once_get_their_own_answers(server: Any, client: openai.Op
         return [c.message.content for c in answer.choices]
 
     def stream(i: int) -> object:
-        parts = [""] * 2
         question = [{"role": "user", "content": f"{i}+{i}="}]
-        for chunk in client.chat.completions.create(
-            model="tiny", messages=question, n=2, seed=i, max_tokens=24, stream=True
-        ):
-            for choice in chunk.choices:
-                parts[choice.index] += choice.delta.content or ""
-        return parts
+        options = {"n": 2, "seed": i, "max_tokens": 24, "stream": True}
+        return streamed(client.chat.completions.create(model="tiny", messages=question, **options), 2)
 
     def evaluate(i: int) -> object:
         body = {"items": [{"problem": f"{i}+{i}=", "answer": str(2 * i)}], "n": 2, "seed": i, "max_tokens": 24}
-        status, answer = server.post("/v1/evaluate", body)
-        assert status == 200, answer
+        answer = server.ask("/v1/evaluate", body)
         return [sample["completion"] for sample in answer["items"][0]["samples"]]
 
     def score(i: int) -> object:
         items = [{"completion": rf"\boxed{{{2 * i}}}", "answer": str(2 * (i - i % 2))}]
-        status, answer = server.post("/v1/score", {"items": items})
-        assert status == 200, answer
+        answer = server.ask("/v1/score", {"items": items})
         return answer["items"][0]["correct"]
 
     kinds = [chat, stream, evaluate, score]

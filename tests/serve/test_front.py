@@ -19,10 +19,9 @@ import pytest
 
 from grpo_pl.cli.main import main
 from serve.settings import API_KEY
-from tests.serve.conftest import wait_until
-
-HELLO = [{"role": "user", "content": "1+1="}]
-CHAT, EVALUATE = "/v1/chat/completions", "/v1/evaluate"
+from tests.process_list import lives
+from tests.serve.bodies import CHAT, EVALUATE, HELLO, post, read_all
+from tests.serve.conftest import error_of, wait_until
 
 
 @pytest.mark.parametrize(
@@ -87,7 +86,7 @@ def test_half_requests_stop_nothing_where_descriptors_are_few(start: Callable[..
     for _ in range(20):
         assert server.call("GET", "/health", timeout=5)[0] == 200
         time.sleep(0.1)
-    assert server.post(CHAT, {"messages": HELLO, "max_tokens": 2})[0] == 200
+    server.ask(CHAT, {"messages": HELLO, "max_tokens": 2})
     busy = (sum(main_process.cpu_times()[:2]) - spent) / (time.monotonic() - began)
     assert busy < 0.5  # of a core
     wait_until(lambda: main_process.num_fds() <= before + 5, 30)  # their ten seconds are over
@@ -99,11 +98,11 @@ def test_half_requests_stop_nothing_where_descriptors_are_few(start: Callable[..
 
 def test_clients_that_hang_up_leave_the_log_alone(server: Any) -> None:
     before = len(server.log)
-    body = json.dumps({"messages": HELLO, "max_tokens": 2000, "ignore_eos": True, "stream": True}).encode()
-    head = _head(CHAT, body)
+    body = {"messages": HELLO, "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    request = post(CHAT, json.dumps(body).encode())
     for i in range(60):
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
-            connection.sendall(head + body[: len(body) - i % 3])  # some of them in the middle of the body
+            connection.sendall(request[: len(request) - i % 3])  # some of them in the middle of the body
             if i % 3 == 0 and i % 2:
                 connection.recv(200)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # a reset, not a goodbye
@@ -111,55 +110,34 @@ def test_clients_that_hang_up_leave_the_log_alone(server: Any) -> None:
     assert len(server.log) - before < 2000, server.log[before:][-3000:]
 
 
-def _head(path: str, body: bytes) -> bytes:
-    lines = [
-        f"POST {path} HTTP/1.1",
-        "Host: localhost",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-    ]
-    return "\r\n".join([*lines, "", ""]).encode()
-
-
-def _post_and_leave(server: Any, path: str, body: Any) -> socket.socket:
-    data = json.dumps(body).encode()
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=60)
-    connection.sendall(_head(path, data) + data)
-    return connection
-
-
 def _answer(connection: socket.socket) -> tuple[int, Any]:
-    text = b""
-    while part := connection.recv(1 << 16):
-        text += part
-    head, _, body = text.partition(b"\r\n\r\n")
+    head, _, body = read_all(connection).partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(body)
 
 
 def test_sigterm_to_the_group_answers_what_is_drawn_and_refuses_what_waits(start: Callable[..., Any]) -> None:
     server = start()
-    chat = _post_and_leave(server, CHAT, {"messages": HELLO, "max_tokens": 300, "ignore_eos": True, "n": 8})
+    chat = server.send(CHAT, {"messages": HELLO, "max_tokens": 300, "ignore_eos": True, "n": 8})
     wait_until(lambda: server.metric("running_sequences") == 8)
     items = [{"problem": f"{i}+1=", "answer": str(i + 1)} for i in range(500)]
-    evaluation = _post_and_leave(server, EVALUATE, {"items": items, "n": 32, "max_tokens": 2000})
+    evaluation = server.send(EVALUATE, {"items": items, "n": 32, "max_tokens": 2000})
     wait_until(lambda: server.metric("running_sequences") > 8)
     half = socket.create_connection(("127.0.0.1", server.port))
     half.sendall(b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")
     os.killpg(server.process.pid, signal.SIGTERM)
-    status, answer = _answer(evaluation)
-    assert (status, answer["error"]["code"]) == (503, "shutting_down")
+    assert error_of(_answer(evaluation), 503)["code"] == "shutting_down"
     status, answer = _answer(chat)
     assert (status, answer["usage"]["completion_tokens"]) == (200, 8 * 300)
     assert server.process.wait(120) == 1
     assert "refused" in server.log
-    wait_until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in server.family))
+    wait_until(lambda: not any(lives(process.pid) for process in server.family))
 
 
 @pytest.mark.slow
 def test_a_terminal_that_closes_lets_a_small_evaluation_finish(start: Callable[..., Any]) -> None:
     server = start()
     items = [{"problem": f"{i}+1=", "answer": str(i + 1)} for i in range(2)]
-    evaluation = _post_and_leave(server, EVALUATE, {"items": items, "n": 8, "max_tokens": 500, "seed": 0})
+    evaluation = server.send(EVALUATE, {"items": items, "n": 8, "max_tokens": 500, "seed": 0})
     wait_until(lambda: server.metric("running_sequences") > 0)
     os.killpg(server.process.pid, signal.SIGHUP)
     status, answer = _answer(evaluation)
@@ -186,9 +164,7 @@ def test_head_is_get_without_the_body(server: Any, path: str) -> None:
     request = f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         connection.sendall(request)
-        answer = b""
-        while part := connection.recv(1 << 16):
-            answer += part
+        answer = read_all(connection)
     assert answer.startswith(f"HTTP/1.1 {status}".encode())
     assert answer.endswith(b"\r\n\r\n")
     assert re.search(rb"content-length: [1-9]", answer)
@@ -223,9 +199,7 @@ def test_what_the_headers_show_is_refused_before_a_body_is_asked_for(
     head = [*lines, *(line for line in defaults if line.partition(":")[0] not in given), "Expect: 100-continue", "", ""]
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall("\r\n".join([f"POST {CHAT} HTTP/1.1", *head]).encode())
-        answer = b""
-        while part := connection.recv(1 << 16):  # ends because the server closes
-            answer += part
+        answer = read_all(connection)
     assert answer.startswith(f"HTTP/1.1 {status}".encode()), answer
     assert b"connection: close" in answer.lower()
 

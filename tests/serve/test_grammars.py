@@ -4,7 +4,6 @@ import asyncio
 import faulthandler
 import json
 import random
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,10 +18,11 @@ from serve.errors import ApiError
 from serve.grammar_checker import GrammarChecker
 from serve.grammar_judge import Budget, Unusable
 from serve.grammars import Compiled, Grammar, GrammarMask, Grammars, SizedCache
+from tests.serve.bodies import CHAT, COMPLETIONS, HELLO
 from tests.serve.conftest import wait_until
-from tests.serve.hostile_cases import CHAT, COMPLETIONS, SLOW, post
+from tests.serve.hostile_cases import SLOW
 
-ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "1+1="}], "max_tokens": 8, "seed": 1}
+ASK: dict[str, Any] = {"messages": HELLO, "max_tokens": 8, "seed": 1}
 ENDLESS = {"allOf": SLOW}
 NUMBER = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 
@@ -62,14 +62,14 @@ def _tools(schema: Any) -> list[dict[str, Any]]:
     ids=lambda value: str(value)[-60:],
 )
 def test_a_refusal_names_the_field_that_was_sent(server: Any, path: str, fields: dict[str, Any], param: str) -> None:
-    status, answer = server.post(path, fields)
-    assert (status, answer["error"]["param"]) == (400, param), answer
-    assert answer["error"]["message"].startswith(f"{param}: ")
+    error = server.refusal(path, fields)
+    assert error["param"] == param
+    assert error["message"].startswith(f"{param}: ")
 
 
 def test_a_hostile_grammar_holds_nobody_up_and_leaves_no_memory(server: Any) -> None:
     family = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
-    assert server.post(CHAT, ASK | _format(NUMBER))[0] == 200
+    server.ask(CHAT, ASK | _format(NUMBER))
 
     def resident() -> int:
         return sum(process.memory_info().rss for process in family if process.is_running())
@@ -85,8 +85,7 @@ def test_a_hostile_grammar_holds_nobody_up_and_leaves_no_memory(server: Any) -> 
         attacker.start()
     for i in range(4):  # each one new, so that none is known already
         schema = {"type": "object", "properties": {f"k{i}": {"type": "boolean"}}, "required": [f"k{i}"]}
-        status, answer = server.post(CHAT, ASK | _format(schema) | {"max_tokens": 40})
-        assert status == 200, answer
+        answer = server.ask(CHAT, ASK | _format(schema) | {"max_tokens": 40})
         assert answer["choices"][0]["message"]["content"].startswith("{")
     assert len(answers) < len(attackers), "the honest ones waited for all hostile ones"
     for attacker in attackers:
@@ -103,22 +102,19 @@ def test_a_check_ends_when_its_client_leaves(server: Any) -> None:
     assert len(checked) == 2
     for i in range(4):
         schema = {"allOf": [*SLOW, {"type": "string", "pattern": f"b{{{i},999}}"}]}
-        with socket.create_connection(("127.0.0.1", server.port)) as connection:
-            connection.sendall(post(CHAT, json.dumps(ASK | _format(schema)).encode()))
+        with server.send(CHAT, ASK | _format(schema)):
             time.sleep(0.05)
     wait_until(lambda: server.is_idle() and not any(process.children() for process in checked))
-    assert server.post(CHAT, ASK | _format(NUMBER))[0] == 200
+    server.ask(CHAT, ASK | _format(NUMBER))
     assert [process.is_running() for process in checked] == [True, True]
 
 
 def test_what_passes_quickly_and_then_takes_long_is_refused_while_decoding(server: Any) -> None:
     """The lexer gets a new state, of thousands of parts, with nearly every token."""
     fields = {"structured_outputs": {"regex": "([ab]*a[ab]{50}){20}"}, "n": 16, "max_tokens": 3000, "temperature": 50}
-    status, answer = server.post(CHAT, ASK | fields)
-    assert status == 400, answer
-    assert answer["error"]["param"] == "structured_outputs"
-    assert "too complex to follow" in answer["error"]["message"]
-    assert server.post(CHAT, ASK | {"structured_outputs": {"regex": "[ab]{3}"}})[0] == 200
+    error = server.refusal(CHAT, ASK | fields)
+    assert error["param"] == "structured_outputs" and "too complex to follow" in error["message"]
+    server.ask(CHAT, ASK | {"structured_outputs": {"regex": "[ab]{3}"}})
 
 
 # --- the check --------------------------------------------------------------------------------------------------------

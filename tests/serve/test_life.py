@@ -15,17 +15,18 @@ import openai
 import psutil
 import pytest
 
+from tests.process_list import lives
+from tests.serve.bodies import CHAT, EVALUATE, HELLO, SCORE
 from tests.serve.conftest import wait_until
 
-HELLO = [{"role": "user", "content": "1+1="}]
 LONG = {"messages": HELLO, "max_tokens": 4000, "ignore_eos": True}
 
 
-def _post(server: Any, body: dict[str, Any]) -> http.client.HTTPConnection:
+def _post(server: Any, body: dict[str, Any], path: str = CHAT) -> http.client.HTTPConnection:
     """A request whose answer nobody has read yet."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {server.key}"} if server.key else {})
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+    connection.request("POST", path, json.dumps(body), headers)
     return connection
 
 
@@ -47,10 +48,10 @@ def test_a_full_queue_is_429_and_a_waiting_request_gets_its_turn(start: Callable
     connections = [_post(narrow, {**LONG, "n": 2, "stream": True})]
     wait_until(lambda: narrow.metric("running_sequences") == 2)
     began = time.monotonic()
-    assert narrow.post("/v1/chat/completions", {"messages": HELLO, "max_tokens": 2})[0] == 200
+    narrow.ask(CHAT, {"messages": HELLO, "max_tokens": 2})
     connections += [_post(narrow, {**LONG, "stream": True}) for _ in range(2)]
     wait_until(lambda: narrow.metric("waiting_requests") == 1)
-    status, answer, headers = narrow.call("POST", "/v1/chat/completions", {"messages": HELLO})
+    status, answer, headers = narrow.call("POST", CHAT, {"messages": HELLO})
     assert (status, answer["error"]["code"]) == (429, "queue_full")
     assert int(headers["retry-after"]) >= 1
     for connection in connections:
@@ -65,9 +66,7 @@ def test_what_is_not_done_by_the_deadline_is_504(crowded: Any) -> None:
     wait_until(crowded.is_idle)
     began = time.monotonic()
     # a tiny model may be quick: ask for more completions than it draws in two seconds, two at a time
-    status, answer = crowded.post("/v1/chat/completions", {**LONG, "n": 64})
-    assert status == 504, answer
-    assert answer["error"]["code"] == "deadline_exceeded"
+    assert crowded.refusal(CHAT, {**LONG, "n": 64}, 504)["code"] == "deadline_exceeded"
     assert time.monotonic() - began > 1.5
     wait_until(crowded.is_idle)
 
@@ -86,17 +85,14 @@ def test_a_stream_that_is_cut_by_the_deadline_raises_in_the_client(crowded: Any)
 def test_an_evaluation_that_is_too_large_for_its_deadline_is_504(crowded: Any) -> None:
     wait_until(crowded.is_idle)
     items = [{"problem": f"{i}+1=", "answer": str(i + 1)} for i in range(200)]
-    status, answer = crowded.post("/v1/evaluate", {"items": items, "n": 64, "max_tokens": 4000})
-    assert status == 504, answer
+    crowded.refusal(EVALUATE, {"items": items, "n": 64, "max_tokens": 4000}, 504)
     wait_until(crowded.is_idle)
 
 
 def test_an_evaluation_whose_client_hangs_up_is_cancelled(server: Any) -> None:
     wait_until(server.is_idle)
     items = [{"problem": f"{i}+1=", "answer": str(i + 1)} for i in range(200)]
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    body = json.dumps({"items": items, "n": 64, "max_tokens": 4000})
-    connection.request("POST", "/v1/evaluate", body, {"Content-Type": "application/json"})
+    connection = _post(server, {"items": items, "n": 64, "max_tokens": 4000}, EVALUATE)
     wait_until(lambda: server.metric("running_sequences") > 0)
     connection.close()
     wait_until(server.is_idle)
@@ -115,8 +111,8 @@ def test_reward_bombs_end_with_their_status_and_others_go_on(server: Any) -> Non
     items = [{"completion": rf"\boxed{{{bomb}}}", "answer": "5"} for bomb in bombs]
     items += [{"completion": "\ud800 no box", "answer": "5"}, {"completion": r"\boxed{5}", "answer": "5"}]
     with ThreadPoolExecutor(2) as threads:
-        slow = threads.submit(server.post, "/v1/score", {"items": items})
-        quick = threads.submit(server.post, "/v1/score", {"items": items[-1:]})
+        slow = threads.submit(server.post, SCORE, {"items": items})
+        quick = threads.submit(server.post, SCORE, {"items": items[-1:]})
         assert quick.result()[1]["items"][0]["correct"] is True
         status, answer = slow.result()
     assert status == 200, answer
@@ -132,8 +128,7 @@ def test_reward_bombs_end_with_their_status_and_others_go_on(server: Any) -> Non
 
 def test_a_gold_answer_that_cannot_be_read_is_no_zero(server: Any) -> None:
     items = [{"completion": r"\boxed{5}", "answer": ""}, {"completion": r"\boxed{5}", "answer": "5"}]
-    status, answer = server.post("/v1/score", {"items": items, "group": True})
-    assert status == 200
+    answer = server.ask(SCORE, {"items": items, "group": True})
     assert answer["items"][0]["status"] == "bad_gold"
     assert answer["items"][0]["correct"] is None
     assert answer["items"][0]["rewards"]["math"]["value"] is None
@@ -150,7 +145,7 @@ def test_memory_and_buffers_stay_flat_over_many_requests(server: Any) -> None:
     def some(count: int) -> None:
         with ThreadPoolExecutor(4) as threads:
             for status, _ in threads.map(
-                lambda i: server.post("/v1/chat/completions", {"messages": HELLO, "max_tokens": 2, "seed": i}),
+                lambda i: server.post(CHAT, {"messages": HELLO, "max_tokens": 2, "seed": i}),
                 range(count),
             ):
                 assert status == 200
@@ -179,7 +174,7 @@ def test_sigterm_under_load_finishes_what_is_in_flight(start: Callable[..., Any]
         else:
             assert json.loads(text)["usage"]["completion_tokens"] == 3 * 400
     assert server.process.wait(60) == 0
-    wait_until(lambda: not any(_lives(process) for process in server.family))
+    wait_until(lambda: not any(lives(process.pid) for process in server.family))
     with pytest.raises(OSError, match="refused"):
         _post(server, body)
 
@@ -216,7 +211,7 @@ def test_a_killed_worker_ends_the_server_and_everyone_hears_of_it(start: Callabl
     assert server.process.wait(60) != 0
     polling.join()
     assert 503 in statuses
-    wait_until(lambda: not any(_lives(process) for process in server.family))
+    wait_until(lambda: not any(lives(process.pid) for process in server.family))
 
 
 @pytest.mark.slow
@@ -224,13 +219,7 @@ def test_when_the_main_process_is_killed_no_worker_stays(start: Callable[..., An
     server = start()
     os.kill(server.process.pid, signal.SIGKILL)
     server.process.wait(60)
-    wait_until(lambda: not any(_lives(process) for process in server.family))
-
-
-def _lives(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    return False
+    wait_until(lambda: not any(lives(process.pid) for process in server.family))
 
 
 def _poll_ready(server: Any, statuses: list[int]) -> None:

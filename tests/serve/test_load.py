@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.serve.hostile_cases import BOMBS, CHAT, SCORE, post
+from tests.serve.bodies import CHAT, HELLO, SCORE, read_all
+from tests.serve.hostile_cases import BOMBS
 
 SOON_S = 10.0
 """Generous for a busy machine; what this file keeps from coming back took twenty seconds to minutes."""
@@ -22,16 +23,9 @@ def busy(start: Callable[..., Any]) -> Any:
     return start("--deadline", "120")
 
 
-def _send(server: Any, path: str, body: Any) -> socket.socket:
-    """A request whose answer nobody reads."""
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=120)
-    connection.sendall(post(path, json.dumps(body).encode()))
-    return connection
-
-
 def _bombs(server: Any, first: int) -> list[socket.socket]:
     items = [{"completion": rf"\boxed{{{BOMBS[i % 4] % (i + 9)}}}", "answer": "5"} for i in range(first, first + 30)]
-    return [_send(server, SCORE, {"items": [item]}) for item in items]
+    return [server.send(SCORE, {"items": [item]}) for item in items]
 
 
 def _honest_score(server: Any) -> float:
@@ -69,7 +63,7 @@ def test_nor_for_those_of_clients_who_have_gone(busy: Any) -> None:
 @pytest.mark.slow
 def test_nor_for_a_request_of_a_thousand_items(busy: Any) -> None:
     items = [{"completion": rf"\boxed{{x^{{{i}}}+{i}}}", "answer": "x+1"} for i in range(1000)]
-    with _send(busy, SCORE, {"items": items}):
+    with busy.send(SCORE, {"items": items}):
         time.sleep(0.5)
         assert max(_honest_score(busy) for _ in range(3)) < SOON_S
 
@@ -79,16 +73,12 @@ def test_a_gold_answer_that_is_a_bomb_costs_one_time_limit(busy: Any, gold: str)
     def score(first: int) -> float:
         items = [{"completion": rf"\boxed{{{first + i}+x}}", "answer": gold} for i in range(48)]
         began = time.monotonic()
-        status, answer = busy.post(SCORE, {"items": [*items, {"completion": "no box", "answer": gold}]})
-        assert status == 200, answer
+        answer = busy.ask(SCORE, {"items": [*items, {"completion": "no box", "answer": gold}]})
         assert {(item["value"], item["status"]) for item in answer["items"]} == {(None, "bad_gold")}
         return time.monotonic() - began
 
     assert score(0) < 20.0  # there are 49 answers, each of which took a second or more
     assert score(100) < 1.0  # it is known
-
-
-HELLO = [{"role": "user", "content": "1+1="}]
 
 
 def _large(n: int, **more: Any) -> dict[str, Any]:
@@ -99,7 +89,7 @@ def _first_token(server: Any) -> float:
     """Seconds until an honest client has its first token."""
     began = time.monotonic()
     body = {"messages": HELLO, "max_tokens": 8, "ignore_eos": True, "stream": True}
-    with _send(server, CHAT, body) as connection:
+    with server.send(CHAT, body) as connection:
         answer = b""
         while b"data:" not in answer:
             part = connection.recv(1 << 16)
@@ -129,7 +119,7 @@ def _meanwhile(server: Any, seconds: float) -> tuple[float, float]:
     "body", [_large(64, stream=True), pytest.param(_large(64), marks=pytest.mark.slow)], ids=["stream", "whole"]
 )
 def test_a_chat_does_not_wait_for_a_request_that_fills_the_batch(busy: Any, body: dict[str, Any]) -> None:
-    large = _send(busy, CHAT, body)
+    large = busy.send(CHAT, body)
     time.sleep(0.5)
     first, health = _meanwhile(busy, 1)
     large.close()
@@ -156,16 +146,13 @@ TRIPLES = "(?:[0-2][3-5][6-8]){132}"
 def test_what_made_way_is_drawn_as_if_it_had_not(narrow: Any, more: dict[str, Any]) -> None:
     body = {"messages": HELLO, "n": 6, "seed": 3, **more}
     alone = [choice["message"]["content"] for choice in narrow.post(CHAT, body)[1]["choices"]]
-    large = _send(narrow, CHAT, body)
+    large = narrow.send(CHAT, body)
     while narrow.metric("running_sequences") < 4:
         time.sleep(0.01)
     first = _first_token(narrow)
     assert not select.select([large], [], [], 0)[0]  # it goes on, so the other had one of its places
     assert max(first, *(_first_token(narrow) for _ in range(3))) < SOON_S
-    answer = b""
-    while part := large.recv(1 << 16):
-        answer += part
-    choices = json.loads(answer.partition(b"\r\n\r\n")[2])["choices"]
+    choices = json.loads(read_all(large).partition(b"\r\n\r\n")[2])["choices"]
     texts = [choice["message"]["content"] for choice in choices]
     same = sum(a == b for a, b in zip(alone, texts, strict=True))
     assert same >= 5  # near-ties of floating point may differ
@@ -176,7 +163,7 @@ def test_what_made_way_is_drawn_as_if_it_had_not(narrow: Any, more: dict[str, An
 
 @pytest.mark.parametrize("count", [20, pytest.param(60, marks=pytest.mark.slow)])
 def test_a_chat_does_not_wait_for_readers_that_never_read(busy: Any, count: int) -> None:
-    readers = [_send(busy, CHAT, _large(64, stream=True)) for _ in range(count)]
+    readers = [busy.send(CHAT, _large(64, stream=True)) for _ in range(count)]
     time.sleep(1)
     first, health = _meanwhile(busy, 2 if count < 60 else 40)
     for reader in readers:
@@ -191,7 +178,7 @@ def test_a_chat_does_not_wait_for_readers_that_never_read(busy: Any, count: int)
 
 @pytest.mark.slow
 def test_who_never_reads_is_dropped_after_half_a_minute(busy: Any) -> None:
-    reader = _send(busy, CHAT, _large(64, stream=True))
+    reader = busy.send(CHAT, _large(64, stream=True))
     while busy.metric("running_sequences") == 0:
         time.sleep(0.1)
     began = time.monotonic()

@@ -42,13 +42,16 @@ def _result(output: Any) -> dict[str, Any]:
         (ChatRequest, _said([{"text": "1"}]), "messages.0.content.0.type", "required"),
         (ChatRequest, _said([{"type": "text"}]), "messages.0.content.0.text", "required"),
         (ChatRequest, _said([{"type": "text", "text": 1}]), "messages.0.content.0.text", "a valid string"),
-        (
-            ChatRequest,
-            _said([{"type": "text", "text": "1"}, {"type": "image_url"}]),
-            "messages.0.content.1.type",
-            "'input_text'",
-        ),
+        (ChatRequest, _said([{"type": "text", "text": "1"}, {"type": "image_url"}]),
+         "messages.0.content.1.type", "'input_text'"),
+        (ChatRequest, {"messages": None}, "messages", "required"),
+        (ChatRequest, {"messages": []}, "messages", "at least 1"),
+        (ChatRequest, {"messages": "1"}, "messages", "a valid list"),
         (ChatRequest, {"messages": [5]}, "messages.0", "a JSON object"),
+        (ChatRequest, {"messages": [{"content": "1"}]}, "messages.0.role", "required"),
+        (ChatRequest, {"messages": [{"role": "user"}]}, "messages.0.content", "required"),
+        (ChatRequest, {"messages": [{"role": "wizard", "content": "1"}]}, "messages.0.role", "'user'"),
+        (ChatRequest, {"messages": [{"role": "tool", "content": "1"}]}, "messages.0.tool_call_id", "needs it"),
         (ChatRequest, {"stop": 5}, "stop", "a text or a list of texts"),
         (ChatRequest, {"stop": {}}, "stop", "a text or a list of texts"),
         (ChatRequest, {"stop": ""}, "stop", "1 to 256 characters"),
@@ -60,37 +63,23 @@ def _result(output: Any) -> dict[str, Any]:
         (ChatRequest, {"tool_choice": {}}, "tool_choice.type", "required"),
         (ChatRequest, {"tool_choice": {"type": "tool"}}, "tool_choice.type", "'function'"),
         (ChatRequest, {"tool_choice": {"type": "function", "function": "f"}}, "tool_choice.function", "a JSON object"),
-        (
-            ChatRequest,
-            {"tool_choice": {"type": "function", "function": {"name": 5}}},
-            "tool_choice.function.name",
-            "a valid string",
-        ),
+        (ChatRequest, {"tool_choice": {"type": "function", "function": {"name": 5}}},
+         "tool_choice.function.name", "a valid string"),
         (ChatRequest, {"response_format": "json"}, "response_format", "a JSON object"),
         (ChatRequest, {"response_format": {}}, "response_format.type", "required"),
         (ChatRequest, {"response_format": {"type": "json"}}, "response_format.type", "'json_object'"),
         (ChatRequest, {"response_format": {"type": "json_schema"}}, "response_format.json_schema", "json_schema"),
-        (
-            ChatRequest,
-            {"response_format": {"type": "json_schema", "json_schema": {}}},
-            "response_format.json_schema.schema",
-            "required",
-        ),
-        (
-            ChatRequest,
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}},
-            "response_format.json_schema.schema",
-            "a JSON object",
-        ),
+        *((ChatRequest, {"response_format": {"type": "json_schema", "json_schema": given}},
+           "response_format.json_schema.schema", message)
+          for given, message in (({}, "required"), ({"schema": 5}, "a JSON object"))),
         (ChatRequest, {"structured_outputs": {"json": 5}}, "structured_outputs.json", "an object, or its text"),
         (ChatRequest, {"structured_outputs": {"json": "\ud800"}}, "structured_outputs.json", "valid string"),
         (ChatRequest, {"logit_bias": {"5": "x"}}, "logit_bias.5", "a valid number"),
         (ChatRequest, _called("[]"), "messages.1.tool_calls.0.function.arguments", "the text must be a JSON object"),
         (ChatRequest, _called("{"), "messages.1.tool_calls.0.function.arguments", "the text is not valid JSON"),
         (ChatRequest, _called({}), "messages.1.tool_calls.0.function.arguments", "a valid string"),
-        (CompletionRequest, {"prompt": 5}, "prompt", "a list of token ids"),
-        (CompletionRequest, {"prompt": [1.5]}, "prompt", "a list of token ids"),
-        (CompletionRequest, {"prompt": [True]}, "prompt", "a list of token ids"),
+        (CompletionRequest, {"prompt": None}, "prompt", "required"),
+        *((CompletionRequest, {"prompt": prompt}, "prompt", "a list of token ids") for prompt in (5, [1.5], [True])),
         (CompletionRequest, {"prompt": [1, "1"]}, "prompt.1", "a valid integer"),
         (CompletionRequest, {"prompt": ["1", 1]}, "prompt.1", "a valid string"),
         (CompletionRequest, {"prompt": [[1], "1"]}, "prompt.1", "a valid list"),
@@ -102,6 +91,10 @@ def _result(output: Any) -> dict[str, Any]:
         (ResponsesRequest, _result([{"type": "input_text", "text": 5}]), "input.0.output.0.text", "a valid string"),
         (ResponsesRequest, {"tool_choice": {"type": "function"}}, "tool_choice.name", "required"),
         (ResponsesRequest, {"text": {"format": "json"}}, "text.format", "a JSON object"),
+        *((kind, {"items": None}, "items", "required") for kind in (EvaluateRequest, ScoreRequest)),
+        (EvaluateRequest, {"items": [{"problem": "1"}]}, "items.0.answer", "required"),
+        (ScoreRequest, {"items": [{"completion": "1"}]}, "items.0.answer", "required"),
+        (ScoreRequest, {"items": [{"answer": "1"}]}, "items.0.completion", "required"),
         (EvaluateRequest, {"items": [{"problem": "1", "answer": "1", "id": 1.5}]}, "items.0.id", "or a text"),
         (EvaluateRequest, {"items": [{"problem": "1", "answer": "1", "id": "\ud800"}]}, "items.0.id", "valid string"),
         (EvaluateRequest, {"items": [{"problem": "1", "answer": "1", "id": 2**64}]}, "items.0.id", "less than"),
@@ -113,7 +106,7 @@ def test_the_fault_is_one_of_the_member_that_was_meant(
 ) -> None:
     with pytest.raises(ApiError) as caught:
         parse(kind, json.dumps({**BASES[kind], **change}).encode())
-    assert caught.value.param == param
+    assert (caught.value.param, caught.value.code == "missing_field") == (param, message == "required")
     assert caught.value.message.startswith(f"{param}: ")
     assert message in caught.value.message
 

@@ -25,6 +25,7 @@ from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.trained import find_model
 from grpo_pl.rewards import MathReward
 from grpo_pl.rewards.base import MissingColumn
+from tests.serve.conftest import altered
 
 ROOT = Path(__file__).parents[2]
 SECRETS = {
@@ -54,13 +55,6 @@ class _Touch:
 
 def _bomb(file: Path) -> str:
     return base64.b64encode(pickle.dumps(_Touch(file))).decode()
-
-
-def _with_rewards(export: Path, folder: Path, rewards: Any) -> Path:
-    shutil.copytree(export, folder)
-    manifest = json.loads((folder / "grpo_pl.json").read_text())
-    (folder / "grpo_pl.json").write_text(json.dumps({**manifest, "rewards": rewards}))
-    return folder
 
 
 def _variables(pid: int) -> dict[str, str]:
@@ -103,7 +97,7 @@ def guarded(start: Callable[..., Any], export: Path, tmp_path_factory: pytest.Te
     all three processes import."""
     pytest.importorskip("reasoning_gym")
     rewards = [{**MATH, "init_args": {"workers": 1, "correctness": False}}, GYM]
-    folder = _with_rewards(export, tmp_path_factory.mktemp("guarded") / "export", rewards)
+    folder = altered(export, tmp_path_factory.mktemp("guarded") / "export", rewards=rewards)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in SECRETS.items():
             patch.setenv(name, value)
@@ -127,9 +121,9 @@ def test_nothing_is_left_to_import_for_the_first_chat(guarded: Any) -> None:
 def test_a_pickle_from_a_client_is_refused_and_does_nothing(guarded: Any, tmp_path: Path) -> None:
     file = tmp_path / "touched"
     items = [{"completion": r"\boxed{1}", "answer": "1", "reasoning_gym": _bomb(file)}]
-    status, answer = guarded.post("/v1/score", {"items": items})
-    assert (status, answer["error"]["code"]) == (400, "missing_column")
-    assert "'reasoning_gym'" in answer["error"]["message"]
+    error = guarded.refusal("/v1/score", {"items": items})
+    assert error["code"] == "missing_column"
+    assert "'reasoning_gym'" in error["message"]
     assert not file.exists()
     assert guarded.call("GET", "/ready")[0] == 200
 
@@ -224,7 +218,7 @@ def test_an_export_that_names_other_code_is_refused_before_anything_is_imported(
 ) -> None:
     reward, shown = _hostile(kind, tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    folder = _with_rewards(export, tmp_path / "export", [MATH, reward])
+    folder = altered(export, tmp_path / "export", rewards=[MATH, reward])
     data, config = tmp_path / "problems.jsonl", tmp_path / "source.yaml"
     data.write_text('{"problem": "1+1=", "answer": "2"}\n')
     sums = {"class_path": "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts", "init_args": {"digits": 1}}
@@ -248,7 +242,7 @@ def test_somebody_who_knows_the_author_may_let_it_run(
     export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reward, _ = _hostile("function", tmp_path)
-    folder = _with_rewards(export, tmp_path / "export", [MATH, reward])
+    folder = altered(export, tmp_path / "export", rewards=[MATH, reward])
     data, output = tmp_path / "problems.jsonl", tmp_path / "out.jsonl"
     data.write_text('{"problem": "1+1=", "answer": "2"}\n')
     options = [f"--data={data}", f"--output={output}", "--n=2", "--max-completion-length=4"]
@@ -265,7 +259,7 @@ def test_somebody_who_knows_the_author_may_let_it_run(
 @pytest.mark.slow
 def test_the_server_process_refuses_as_well(export: Path, tmp_path: Path) -> None:
     reward, _ = _hostile("function", tmp_path)
-    folder = _with_rewards(export, tmp_path / "export", [MATH, reward])
+    folder = altered(export, tmp_path / "export", rewards=[MATH, reward])
     command = [sys.executable, "-m", "serve", "--model", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-CHAT = "/v1/chat/completions"
+from tests.serve.bodies import CHAT
+
 ASK = {"messages": [{"role": "user", "content": "12+34="}], "max_tokens": 8}
 
 
@@ -26,9 +27,8 @@ def test_structured_outputs_without_llguidance_are_refused_by_what_to_install(se
         {"structured_outputs": {"regex": "a+"}},
         {"structured_outputs": {"choice": ["a"]}, "stream": True},
     ):
-        status, answer = server.post(CHAT, ASK | change)
-        assert (status, answer["error"]["code"]) == (400, "unsupported_parameter")
-        assert "pip install 'grpo_pl[structured]'" in answer["error"]["message"]
-        assert answer["error"]["param"] == next(iter(change))
-    assert server.post(CHAT, ASK | {"response_format": {"type": "text"}})[0] == 200
+        error = server.refusal(CHAT, ASK | change)
+        assert error["code"] == "unsupported_parameter"
+        assert error["param"] == next(iter(change)) and "pip install 'grpo_pl[structured]'" in error["message"]
+    server.ask(CHAT, ASK | {"response_format": {"type": "text"}})
     assert "Traceback" not in server.log

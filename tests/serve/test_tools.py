@@ -149,8 +149,8 @@ def test_a_malformed_call_is_text(calculator: Any) -> None:
 
 def test_a_tool_that_tags_cannot_call_is_refused(calculator: Any) -> None:
     body = {"messages": QUESTION, "tools": [tool("add", {"a": {}, "b": {}})]}
-    status, answer = calculator.post("/v1/chat/completions", body)
-    assert status == 400 and "'add' needs 2" in answer["error"]["message"] and answer["error"]["param"] == "tools"
+    error = calculator.refusal("/v1/chat/completions", body)
+    assert error["param"] == "tools" and "'add' needs 2" in error["message"]
 
 
 # ---------------------------------------------------------------- a policy of random weights, in Hermes' form
@@ -270,6 +270,6 @@ def test_schemas_with_references_hold_their_calls(client: openai.OpenAI) -> None
 
 def test_a_schema_that_cannot_be_followed_is_one_refusal(server: Any) -> None:
     body = {"messages": QUESTION, "tools": [tool("turn", {"x": {"$ref": "#/nowhere"}})], "tool_choice": "required"}
-    status, answer = server.post("/v1/chat/completions", body)
-    assert status == 400 and answer["error"]["param"] == "tools" and "\n" not in answer["error"]["message"]
-    assert server.post("/v1/chat/completions", body | {"tool_choice": "auto", "max_tokens": 2})[0] == 200
+    error = server.refusal("/v1/chat/completions", body)
+    assert error["param"] == "tools" and "\n" not in error["message"]
+    server.ask("/v1/chat/completions", body | {"tool_choice": "auto", "max_tokens": 2})

@@ -2,37 +2,15 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 
 from grpo_pl.config.objects import build_rewards
 from grpo_pl.files.checkpoints import CheckpointError
 from grpo_pl.policy.trained import find_model
 from grpo_pl.rewards import ExactReward, LengthReward, PerSource
-
-
-@pytest.fixture
-def run(export: Path, tmp_path: Path, shape: dict[str, Any]) -> Path:
-    """A run folder whose checkpoint holds the weights of the export, doubled."""
-    folder = tmp_path / "my-run"
-    (folder / "checkpoints").mkdir(parents=True)
-    model = find_model(export)
-    config = {
-        "model": {
-            "policy": {"path": None, "from_scratch": shape},
-            "template": model.template.to_dict(),
-            "rewards": list(model.rewards),
-            "sampling": {"max_completion_length": 17, "temperature": 0.5},
-        }
-    }
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    weights = {f"policy.{name}": 2 * weight for name, weight in load_file(export / "model.safetensors").items()}
-    torch.save({"state_dict": weights, "global_step": 3}, folder / "checkpoints" / "last.ckpt")
-    return folder
 
 
 def test_an_export_brings_everything(export: Path) -> None:
@@ -47,14 +25,14 @@ def test_an_export_brings_everything(export: Path) -> None:
         torch.testing.assert_close(parameter, weights[name])
 
 
-@pytest.mark.parametrize("inside", [".", "checkpoints/last.ckpt"])
+@pytest.mark.parametrize("inside", [".", "checkpoints/last.ckpt"])  # the newest
 def test_a_checkpoint_is_served_without_an_export(export: Path, run: Path, inside: str) -> None:
     model = find_model(run / inside)
     assert (model.name, model.context) == ("my-run", 4096)
     assert (model.sampling.max_completion_length, model.sampling.temperature) == (17, 0.5)
     weights = load_file(export / "model.safetensors")
     for name, parameter in model.load_policy("cpu").named_parameters():
-        torch.testing.assert_close(parameter, 2 * weights[name])
+        torch.testing.assert_close(parameter, 10 * weights[name])
 
 
 def test_a_run_folder_prefers_its_export(export: Path, run: Path) -> None:
@@ -70,16 +48,18 @@ class _Bomb:
 
 
 def test_a_checkpoint_that_holds_code_is_refused(run: Path) -> None:
-    torch.save({"state_dict": {}, "bomb": _Bomb()}, run / "checkpoints" / "last.ckpt")
+    path = run / "checkpoints" / "own.ckpt"
+    torch.save({"state_dict": {}, "bomb": _Bomb()}, path)
     with pytest.raises(Exception, match="refused"):
-        find_model(run).load_policy("cpu")
+        find_model(path).load_policy("cpu")
     assert not Path("/tmp/should-never-exist").exists()
 
 
 def test_a_checkpoint_of_another_shape_is_refused(run: Path) -> None:
-    torch.save({"state_dict": {"policy.other": torch.zeros(1)}}, run / "checkpoints" / "last.ckpt")
+    path = run / "checkpoints" / "own.ckpt"
+    torch.save({"state_dict": {"policy.other": torch.zeros(1)}}, path)
     with pytest.raises(ValueError, match="does not fit"):
-        find_model(run).load_policy("cpu")
+        find_model(path).load_policy("cpu")
 
 
 def test_nothing_to_serve_is_said_in_one_line(tmp_path: Path) -> None:

@@ -13,23 +13,21 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
 from grpo_pl.cli.commands.serve import serve
 from grpo_pl.cli.main import main
 from grpo_pl.config.objects import build_environment
-from grpo_pl.files.checkpoints import seal
 from grpo_pl.policy.trained import find_model
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from serve.settings import ServeSettings
 from serve.weights import Follower, newest_sealed, run_of, version_id, weights_of
 from tests.forked import Forked
+from tests.serve.bodies import HELLO
 from tests.serve.conftest import WEIGHTS_KEY as KEY
-from tests.serve.conftest import wait_until
+from tests.serve.conftest import altered, error_of, run_of_export, wait_until, write_checkpoint
 
-HELLO = [{"role": "user", "content": "1+1="}]
 LONG = {"messages": HELLO, "max_tokens": 2000, "ignore_eos": True, "seed": 7}
 
 
@@ -57,10 +55,9 @@ def _change(server: Any, path: Path | None) -> tuple[int, Any]:
 
 def _says(server: Any, **further: Any) -> tuple[str, str]:
     """A seeded answer, and the version that gave it."""
-    status, answer = server.post(
+    answer = server.ask(
         "/v1/chat/completions", {"messages": HELLO, "max_tokens": 30, "ignore_eos": True, "seed": 7, **further}
     )
-    assert status == 200, answer
     return answer["choices"][0]["message"]["content"], answer["system_fingerprint"]
 
 
@@ -175,56 +172,34 @@ def test_memory_is_flat_over_a_hundred_changes(server: Any, exports: dict[str, P
         assert process.memory_info().rss < rss * 1.05 + (4 << 20)
 
 
-def test_only_its_own_key_changes_the_weights(server: Any, client_server: Any, exports: dict[str, Path]) -> None:
+def test_only_its_own_key_changes_the_weights(server: Any, crowded: Any, exports: dict[str, Path]) -> None:
     body = {"path": str(exports["b"])}
-    status, answer, _ = server.call("POST", "/v1/weights", body)
-    assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+    assert server.refusal("/v1/weights", body, 401)["code"] == "invalid_api_key"
     assert server.call("GET", "/v1/weights", key=KEY)[0] == 401  # which opens no other route
-    status, answer, _ = client_server.call("POST", "/v1/weights", body)
-    assert (status, answer["error"]["code"]) == (403, "no_weights_key")
-
-
-@pytest.fixture
-def client_server(request: pytest.FixtureRequest) -> Any:
-    """One without a key for weights."""
-    return request.getfixturevalue("crowded")
+    assert crowded.refusal("/v1/weights", body, 403)["code"] == "no_weights_key"
 
 
 def test_what_cannot_take_the_place_of_the_weights_is_refused_and_the_old_ones_stay(
     server: Any, export: Path, tmp_path: Path
 ) -> None:
     before = server.call("GET", "/v1/weights")[1]["id"]
-
-    def copy(name: str) -> Path:
-        return Path(shutil.copytree(export, tmp_path / name))
-
-    def with_manifest(name: str, **changes: Any) -> Path:
-        folder = copy(name)
-        manifest = json.loads((folder / "grpo_pl.json").read_text())
-        (folder / "grpo_pl.json").write_text(json.dumps({**manifest, **changes}))
-        return folder
-
-    cut = copy("cut")
-    (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:500])
     broken = tmp_path / "broken.ckpt"
     broken.write_bytes(b"no checkpoint")
-    longer = copy("longer")
+    longer = altered(export, tmp_path / "longer")
     config = json.loads((longer / "config.json").read_text())
     (longer / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 64}))
     template = json.loads((export / "grpo_pl.json").read_text())["template"]
     refused = {
         tmp_path / "nothing": "no such model",
-        with_manifest("template", template={**template, "prefill": ""}): "another template",
-        with_manifest("rewards", rewards=[]): "another rewards",
-        with_manifest("code", rewards=[{"class_path": "grpo_pl.rewards.FunctionReward"}]): "--trust-rewards",
-        cut: "cannot be loaded",
+        altered(export, tmp_path / "template", template={**template, "prefill": ""}): "another template",
+        altered(export, tmp_path / "rewards", rewards=[]): "another rewards",
+        altered(export, tmp_path / "code", rewards=[{"class_path": "grpo_pl.rewards.FunctionReward"}]): "--trust",
         broken: "broken.ckpt",
         longer: "another tokenizer or context",
     }
     for path, reason in refused.items():
-        status, answer = _change(server, path)
-        assert (status, answer["error"]["param"]) == (400, "path"), answer
-        assert reason in answer["error"]["message"]
+        error = error_of(_change(server, path), 400)
+        assert error["param"] == "path" and reason in error["message"]
     assert _change(server, None)[1]["error"]["message"].startswith("path: give one")
     assert _says(server)[1] == before
     assert server.metric("weights_versions") == 1
@@ -240,38 +215,12 @@ def test_a_weights_key_that_is_the_api_key_is_refused() -> None:
 # --- checkpoints of a run ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def run(export: Path, tmp_path: Path, shape: dict[str, Any]) -> Path:
-    """A run folder whose two checkpoints hold the weights of the export, doubled and trebled."""
-    return _run_of(export, tmp_path / "my-run", shape)
-
-
-def _run_of(export: Path, folder: Path, shape: dict[str, Any]) -> Path:
-    (folder / "checkpoints").mkdir(parents=True)
-    model = find_model(export)
-    config = {"policy": {"path": None, "from_scratch": shape}, "template": model.template.to_dict()}
-    config |= {"rewards": list(model.rewards), "sampling": {"max_completion_length": 17}}
-    (folder / "config.yaml").write_text(yaml.safe_dump({"model": config}))
-    for rollouts in (2, 10):
-        _checkpoint(folder, export, rollouts)
-    (folder / "checkpoints" / "last.ckpt").symlink_to("rollout-000010.ckpt")
-    return folder
-
-
-def _checkpoint(folder: Path, export: Path, rollouts: int) -> Path:
-    weights = {f"policy.{name}": rollouts * weight for name, weight in load_file(export / "model.safetensors").items()}
-    path = folder / "checkpoints" / f"rollout-{rollouts:06d}.ckpt"
-    torch.save({"state_dict": weights, "global_step": rollouts}, path)
-    seal(path, {"rollouts": rollouts})
-    return path
-
-
-def test_checkpoints_of_another_run_are_refused(run: Path, export: Path, tmp_path: Path, shape: dict[str, Any]) -> None:
+def test_checkpoints_of_another_run_are_refused(run: Path, export: Path, tmp_path: Path) -> None:
     served = find_model(run / "checkpoints" / "rollout-000002.ckpt")
     newer = weights_of(run / "checkpoints" / "last.ckpt", served)
     assert newer.checkpoint == (run / "checkpoints" / "rollout-000010.ckpt").resolve()  # where the link leads today
     assert version_id(newer).startswith("rollout-000010-") and version_id(newer) != version_id(served)
-    other = _run_of(export, tmp_path / "other-run", shape)
+    other = run_of_export(export, tmp_path / "other-run")
     with pytest.raises(ValueError, match="checkpoint of another run"):
         weights_of(other / "checkpoints" / "last.ckpt", served)
 
@@ -289,7 +238,7 @@ def test_a_checkpoint_that_is_not_sealed_is_not_seen_and_a_broken_one_is_passed_
 
     found = run_of(find_model(run / "checkpoints" / "rollout-000002.ckpt"))
     assert found is not None
-    newer = _checkpoint(run, export, 11)
+    newer = write_checkpoint(run, export, 11)
     newer.with_suffix(".json").unlink()
     path, _ = newest_sealed(found)
     assert path is not None and path.name == "rollout-000010.ckpt"
@@ -303,7 +252,7 @@ def test_a_checkpoint_that_is_not_sealed_is_not_seen_and_a_broken_one_is_passed_
         async def change(self, model: Any) -> None:
             self.changes.append(model.checkpoint.name)
             if len(self.changes) == 1:
-                broken = _checkpoint(run, export, 12)
+                broken = write_checkpoint(run, export, 12)
                 broken.write_bytes(broken.read_bytes()[:-1])
                 return
             raise asyncio.CancelledError
@@ -312,7 +261,7 @@ def test_a_checkpoint_that_is_not_sealed_is_not_seen_and_a_broken_one_is_passed_
         task = asyncio.create_task(Follower(weights, found).follow())
         while "rollout-000012.ckpt is passed over" not in caplog.text:
             await asyncio.sleep(0.02)
-        _checkpoint(run, export, 13)
+        write_checkpoint(run, export, 13)
         with pytest.raises(asyncio.CancelledError):
             await task
 
@@ -476,12 +425,9 @@ def test_environments_and_episodes_are_compared_alike(run: Path, export: Path) -
     tree = yaml.safe_load((run / "config.yaml").read_text())
     tree["model"] |= {"environment": short, "episodes": {"max_turns": 3}}
     (run / "config.yaml").write_text(yaml.safe_dump(tree))
-    shutil.copytree(export, run / "export")
-    manifest = json.loads((run / "export" / "grpo_pl.json").read_text())
     for turns, same in ((3, True), (4, False)):
-        manifest |= {"environment": whole, "episodes": asdict(EpisodeSettings(max_turns=turns))}
-        (run / "export" / "grpo_pl.json").write_text(json.dumps(manifest))
-        served = find_model(run / "export")
+        episodes = asdict(EpisodeSettings(max_turns=turns))
+        served = find_model(altered(export, run / f"export-{turns}", environment=whole, episodes=episodes))
         if same:
             assert weights_of(run / "checkpoints" / "last.ckpt", served).environment == short
         else:
