@@ -220,7 +220,7 @@ class ChoicesFormat:
         return told
 
     def _content(self, choice: Choice) -> dict[str, Any]:
-        raise NotImplementedError
+        return self._delta(choice, choice.text)
 
     def _delta(self, choice: Choice, text: str) -> dict[str, Any]:
         raise NotImplementedError
@@ -266,9 +266,6 @@ class CompletionFormat(ChoicesFormat):
         told = {"logprobs": self._logprobs(choice, choice.echoed), "finish_reason": None}
         part = {"index": choice.index, "text": choice.stream.prefix, **told}
         return self._event(part | self._prompt_ids(choice, of_choice=True), {})
-
-    def _content(self, choice: Choice) -> dict[str, Any]:
-        return {"text": choice.text}
 
     def _delta(self, choice: Choice, text: str) -> dict[str, Any]:
         return {"text": text}

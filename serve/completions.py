@@ -29,6 +29,7 @@ from serve.worker_client import Deadline
 
 log = logging.getLogger(__name__)
 
+_MOST_LOGPROBS = 1 << 20  # in one answer: each takes some hundred bytes
 Growth = tuple[Choice, str, list[ScoredToken]]
 """A choice with its new text and new tokens."""
 
@@ -132,7 +133,10 @@ class CompletionRoutes:
         if body.alternatives is not None:
             drawn = body.n * sum(draw.options.sampling.max_completion_length for draw in draws)
             echoed = body.n * sum(map(len, prompts)) if isinstance(body, CompletionRequest) and body.echo else 0
-            self.prompts.check_logprobs(drawn + echoed, body.alternatives)
+            if (drawn + echoed) * (1 + body.alternatives) > _MOST_LOGPROBS:
+                asked = f"{drawn + echoed} tokens with {body.alternatives} likely ones each"
+                message = f"{asked} are more than {_MOST_LOGPROBS:,} log-probabilities: ask for less at once."
+                raise bad_request("logprobs", message)
         return Job(request=body, draws=draws, choices=choices, answer_format=answer_format, deadline=deadline)
 
     def _grammar(self, body: ChatRequest | CompletionRequest) -> Grammar | None:

@@ -57,7 +57,8 @@ class Guard:
         self._weights_key = None if settings.weights_key is None else settings.weights_key.encode()
         self._sessions = None if settings.api_key is None else Sessions(settings.api_key.encode(), port)
         self._max_body = settings.max_body_mb << 20
-        self._memory = _BodyMemory(_LARGE_BODIES * self._max_body)
+        self.free_memory = _LARGE_BODIES * self._max_body
+        """Bytes that the bodies of all requests may still take together."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -106,7 +107,7 @@ class Guard:
         """Checks length, key, body and sender, in this order, and hands the request on."""
         headers, target = Headers(scope=scope), (scope["method"], scope["path"])
         sessions = self._sessions if target == ("POST", LOGIN) else None
-        body = _Body(scope, receive, limit=self._max_body if sessions is None else LOGIN_BYTES, memory=self._memory)
+        body = _Body(scope, receive, limit=self._max_body if sessions is None else LOGIN_BYTES, guard=self)
         try:
             body.check_announced_length()
             if sessions is None:
@@ -136,7 +137,7 @@ class Guard:
             return
         if sessions is None or scope["path"] in _OPEN:
             return
-        if "authorization" in headers or not sessions.holds(headers.getlist("cookie")):
+        if "authorization" in headers or not sessions.holds(Request(scope).cookies):
             _check_bearer(headers, sessions.key, "API key")
 
 
@@ -153,18 +154,11 @@ def _check_bearer(headers: Headers, key: bytes, name: str) -> None:
         )
 
 
-class _BodyMemory:
-    """The bytes that the bodies of all requests may still take together."""
-
-    def __init__(self, size: int) -> None:
-        self.free = size
-
-
 class _Body:
     """The body of a request, read once, when a check or a route asks for it."""
 
-    def __init__(self, scope: Scope, receive: Receive, *, limit: int, memory: _BodyMemory) -> None:
-        self._scope, self._receive, self._limit, self._memory = scope, receive, limit, memory
+    def __init__(self, scope: Scope, receive: Receive, *, limit: int, guard: Guard) -> None:
+        self._scope, self._receive, self._limit, self._guard = scope, receive, limit, guard
         self._bytes: bytes | None = None
         self._handed_on = False
         self._held = 0  # bytes of the shared memory
@@ -194,9 +188,9 @@ class _Body:
                     if size > self._limit:
                         raise self._too_large()
                     if size > _SMALL_BODY:
-                        self._memory.free -= size - self._held
+                        self._guard.free_memory -= size - self._held
                         self._held = size
-                        if self._memory.free < 0:
+                        if self._guard.free_memory < 0:
                             message = "too many large bodies at once; try again shortly."
                             raise ApiError(429, message, code="too_many_bodies", headers={"Retry-After": "1"})
         except TimeoutError:
@@ -216,7 +210,7 @@ class _Body:
 
     def release(self) -> None:
         """Gives back its part of the shared memory; called once, when the request is answered."""
-        self._memory.free += self._held
+        self._guard.free_memory += self._held
 
     def _too_large(self) -> ApiError:
         limit = self._limit

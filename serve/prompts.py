@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 from grpo_pl.environments.call_reader import CallReader
@@ -23,23 +23,18 @@ from serve.grammars import MAX_GRAMMAR, Grammar
 from serve.schemas import EvalProblem, Sampling
 
 _SCALARS = ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p", "min_tokens")
-_MOST_LOGPROBS = 1 << 20  # in one answer: each takes some hundred bytes
 _LONG = 2000  # characters from which encoding would delay other requests noticeably
 _SLICE = 1 << 14  # characters scanned, and …
 _PER_CALL = 1 << 10  # … new ones tokenised, before other threads can run
 _CHARS_PER_TOKEN = 64  # no text with more characters than this per token of context can fit
 
 
-@dataclass
 class Prompts:
     """Encodes prompts for one model; refuses unknown characters and tokens, and prompts that exceed the context."""
 
-    model: ServedModel
-    _renderer: Renderer = field(init=False, repr=False)
-    _known: dict[str, bool] = field(default_factory=dict, init=False, repr=False)  # at most as large as Unicode
-
-    def __post_init__(self) -> None:
-        self._renderer = Renderer(self.model)
+    def __init__(self, model: ServedModel) -> None:
+        self.model, self._renderer = model, Renderer(model)
+        self._known: dict[str, bool] = {}  # at most as large as Unicode
 
     async def from_messages(
         self, messages: Sequence[Message], tools: Sequence[FunctionTool] = (), *, prefill: bool = True
@@ -185,17 +180,6 @@ class Prompts:
             sampling = replace(sampling, thinking_budget=trained.thinking_budget)
         keys = row_keys([sample_keys(prompt_ids, seed=seed, n=request.n, prompt_id=prompt_id)])
         return Generate(prompt_ids, keys, SequenceOptions(sampling=sampling, logits=logits))
-
-    def check_logprobs(self, tokens: int, top: int) -> None:
-        """Refuses an answer with so many log-probabilities that it would take too much memory.
-
-        Raises:
-            ApiError: tokens · (1 + top) exceeds the limit (400).
-        """
-        if tokens * (1 + top) > _MOST_LOGPROBS:
-            asked = f"{tokens} tokens with {top} likely ones each"
-            message = f"{asked} are more than {_MOST_LOGPROBS:,} log-probabilities: ask for less at once."
-            raise bad_request("logprobs", message)
 
     def check_ids(self, tokens: Sequence[int], param: str) -> None:
         """Refuses token ids that the model does not have.

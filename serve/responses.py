@@ -206,13 +206,9 @@ class ResponsesFormat:
 
     def opening(self, choice: Choice) -> str:
         empty = self._response("in_progress", [], None)
-        events = [
-            self._event("response.created", response=empty),
-            self._event("response.in_progress", response=empty),
-        ]
-        if choice.opening or choice.reader is None:  # else it may have calls and no text
-            events.append(self._text(choice.opening))
-        return "".join(events)
+        begun = self._event("response.created", response=empty) + self._event("response.in_progress", response=empty)
+        has_text = choice.opening or choice.reader is None  # else it may have calls and no text
+        return begun + (self._text(choice.opening) if has_text else "")
 
     def chunk(self, choice: Choice, text: str, tokens: Sequence[ScoredToken], choices: Sequence[Choice]) -> str:
         calls = [_call(call) for _, call in choice.new_calls()]
@@ -222,16 +218,13 @@ class ResponsesFormat:
 
     def closing(self, choices: Sequence[Choice]) -> str:
         (choice,) = choices
-        begun = "" if self._message_index is not None or choice.calls else self._text("")
+        events = "" if self._message_index is not None or choice.calls else self._text("")
         whole = self.whole(choices)
-        events = [begun]
         if (at := self._message_index) is not None:
-            events += [
-                self._event("response.output_text.done", **self._place(), text=choice.text, logprobs=[]),
-                self._event("response.content_part.done", **self._place(), part=_part(choice.text)),
-                self._event("response.output_item.done", output_index=at, item=whole["output"][at]),
-            ]
-        return "".join([*events, self._event(f"response.{whole['status']}", response=whole)])
+            events += self._event("response.output_text.done", **self._place(), text=choice.text, logprobs=[])
+            events += self._event("response.content_part.done", **self._place(), part=_part(choice.text))
+            events += self._event("response.output_item.done", output_index=at, item=whole["output"][at])
+        return events + self._event(f"response.{whole['status']}", response=whole)
 
     def failure(self, error: ApiError) -> str:
         """The last event of a failed stream; ``error``, besides OpenAI's own fields, makes its client raise."""
@@ -240,29 +233,25 @@ class ResponsesFormat:
 
     def _text(self, text: str) -> str:
         """The events for more text of the message; the first ones also begin it."""
-        events = []
+        events = ""
         if self._message_index is None:
             self._message_index, self._items = self._items, self._items + 1
             item = {**self._message("", "in_progress"), "content": []}
-            events.append(self._event("response.output_item.added", output_index=self._message_index, item=item))
-            events.append(self._event("response.content_part.added", **self._place(), part=_part("")))
+            events += self._event("response.output_item.added", output_index=self._message_index, item=item)
+            events += self._event("response.content_part.added", **self._place(), part=_part(""))
         if text:
-            events.append(self._event("response.output_text.delta", **self._place(), delta=text, logprobs=[]))
-        return "".join(events)
+            events += self._event("response.output_text.delta", **self._place(), delta=text, logprobs=[])
+        return events
 
     def _called(self, item: dict[str, Any]) -> str:
         """The events for one whole call."""
-        place = {"item_id": item["id"], "output_index": self._items}
+        at, arguments = self._items, item["arguments"]
         self._items += 1
-        begun = {**item, "arguments": "", "status": "in_progress"}
-        arguments = item["arguments"]
-        events = [
-            self._event("response.output_item.added", output_index=place["output_index"], item=begun),
-            self._event("response.function_call_arguments.delta", **place, delta=arguments),
-            self._event("response.function_call_arguments.done", **place, name=item["name"], arguments=arguments),
-            self._event("response.output_item.done", output_index=place["output_index"], item=item),
-        ]
-        return "".join(events)
+        place, begun = {"item_id": item["id"], "output_index": at}, {**item, "arguments": "", "status": "in_progress"}
+        events = self._event("response.output_item.added", output_index=at, item=begun)
+        events += self._event("response.function_call_arguments.delta", **place, delta=arguments)
+        events += self._event("response.function_call_arguments.done", **place, name=item["name"], arguments=arguments)
+        return events + self._event("response.output_item.done", output_index=at, item=item)
 
     def _place(self) -> dict[str, Any]:
         return {"item_id": self._item, "output_index": self._message_index, "content_index": 0}
@@ -273,13 +262,8 @@ class ResponsesFormat:
         return f"event: {kind}\ndata: {to_json(value)}\n\n"
 
     def _message(self, text: str, status: str) -> dict[str, Any]:
-        return {
-            "id": self._item,
-            "type": "message",
-            "status": status,
-            "role": "assistant",
-            "content": [_part(text)],
-        }
+        content = [_part(text)]
+        return {"id": self._item, "type": "message", "status": status, "role": "assistant", "content": content}
 
     def _response(self, status: str, output: Sequence[dict[str, Any]], usage: dict[str, int] | None) -> dict[str, Any]:
         body, extra = self._body, self._body.model_extra or {}

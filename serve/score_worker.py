@@ -109,21 +109,18 @@ def score_items(rewards: Sequence[Reward], job: ScoreItems, part: slice) -> list
     scored = score_completions(rewards, completions=completions, answers=job.answers[part], columns=columns)
     place = correctness_index(rewards)
     judge = rewards[place or 0]  # without a correctness reward it only tells where it would look for an answer
-    stated, correct = judge.stated_answers(completions, columns), scored.correct()
-    items = []
-    for row, (score, total, answer) in enumerate(zip(scored.judged(), scored.totals(), stated, strict=True)):
-        item = {"value": total, "status": score.status, "correct": correct[row], "rewards": scored.described(row)}
-        is_part = place is not None and score.status != "no_answer"
-        is_part = is_part and answer.strip() not in ("", completions[row].strip())
-        items.append({**item, "extracted": answer.strip()[:_SHOWN] if is_part else None})
+    stated, correct, classes = judge.stated_answers(completions, columns), scored.correct(), list[int]()
     if job.group_size:
         classes = answer_classes(
-            judge,
-            completions=completions,
-            scores=scored.judged(),
-            columns=columns,
-            group_size=job.group_size,
+            judge, completions=completions, scores=scored.judged(), columns=columns, group_size=job.group_size
         )
-        items = [{**item, "answer_class": number} for item, number in zip(items, classes, strict=True)]
     milliseconds = round((time.perf_counter() - began) * 1000, 3)
-    return [{**item, "ms": milliseconds} for item in items]
+    items = []
+    for row, (score, total, answer) in enumerate(zip(scored.judged(), scored.totals(), stated, strict=True)):
+        said = answer.strip()
+        is_part = place is not None and score.status != "no_answer" and said not in ("", completions[row].strip())
+        item = {"value": total, "status": score.status, "correct": correct[row], "rewards": scored.described(row)}
+        item |= {"extracted": said[:_SHOWN] if is_part else None}
+        item |= {"answer_class": classes[row]} if job.group_size else {}
+        items.append({**item, "ms": milliseconds})
+    return items

@@ -121,12 +121,6 @@ class ServeSettings:
         return list(dict.fromkeys((family, address) for family, _, _, _, address in found))  # type: ignore[misc]
 
     @property
-    def is_local(self) -> bool:
-        """True if only programs on this machine can reach the server."""
-        found = [ip_address(address[0].partition("%")[0]) for _, address in self.addresses]
-        return all((getattr(address, "ipv4_mapped", None) or address).is_loopback for address in found)
-
-    @property
     def tls(self) -> dict[str, Any]:
         """Uvicorn's options for TLS; empty without a certificate."""
         return {"ssl_certfile": self.ssl_certfile, "ssl_keyfile": self.ssl_keyfile} if self.ssl_certfile else {}
@@ -145,7 +139,10 @@ class ServeSettings:
         if self.api_key is not None:
             if self.no_key:
                 raise ValueError("--no-key and a key are both given: leave one of them out.")
-        elif not self.is_local and not self.no_key:
+            return
+        found = [ip_address(address[0].partition("%")[0]) for _, address in self.addresses]
+        is_local = all((getattr(address, "ipv4_mapped", None) or address).is_loopback for address in found)
+        if not is_local and not self.no_key:
             raise ValueError(
                 f"host {self.host} lets other machines in, and there is no key: set GRPO_PL_API_KEY, or say --no-key "
                 "if everyone who can reach this machine may use the server."

@@ -133,30 +133,29 @@ def broken(export: Path, tmp_path: Path) -> Callable[[Break], Path]:
     return make
 
 
-@pytest.fixture
-def server(changeable: Any) -> Any:
-    return changeable
-
-
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_export_is_one_line_in_python_and_refused_as_weights(
-    server: Any, broken: Callable[[Break], Path], case: str
-) -> None:
-    """The weights that were there answer as before."""
+def test_a_broken_export_is_one_line_in_python(broken: Callable[[Break], Path], case: str) -> None:
     breaks, reason = BROKEN[case]
     folder = broken(breaks)
     with pytest.raises(ValueError) as caught:
         find_model(folder).load_policy("cpu")
     line = str(caught.value)
     assert reason in line and str(folder) in line and "\n" not in line
-    before = server.ask("/v1/chat/completions", CHAT)
-    error = server.refusal("/v1/weights", {"path": str(folder)}, key=KEY)
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_export_is_refused_as_weights_and_the_old_ones_answer(
+    changeable: Any, broken: Callable[[Break], Path], case: str
+) -> None:
+    breaks, reason = BROKEN[case]
+    folder = broken(breaks)
+    before = changeable.ask("/v1/chat/completions", CHAT)
+    error = changeable.refusal("/v1/weights", {"path": str(folder)}, key=KEY)
     assert error["param"] == "path" and reason in error["message"] and "\n" not in error["message"]
-    after = server.ask("/v1/chat/completions", CHAT)
-    assert [after[name] for name in ("choices", "system_fingerprint")] == [
-        before[name] for name in ("choices", "system_fingerprint")
-    ]
-    assert server.metric("weights_versions") == 1 and "Traceback" not in server.log
+    after = changeable.ask("/v1/chat/completions", CHAT)
+    told = ("choices", "system_fingerprint")
+    assert [after[name] for name in told] == [before[name] for name in told]
+    assert changeable.metric("weights_versions") == 1 and "Traceback" not in changeable.log
 
 
 @pytest.mark.parametrize("case", ["manifest {}", "template unknown", "config dangling", "tokenizer {}", "weights cut"])
