@@ -1,7 +1,9 @@
 """What tests ask: routes, bodies and requests; and how bodies are read without a server."""
 
+import asyncio
+import functools
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -45,3 +47,13 @@ def streamed(chunks: Iterable[Any], n: int = 1) -> list[str]:
         for choice in chunk.choices:
             texts[choice.index] += (choice.delta.content if hasattr(choice, "delta") else choice.text) or ""
     return texts
+
+
+def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Runs a test on an event loop of its own."""
+
+    @functools.wraps(test)
+    def run(*given: Any, **fixtures: Any) -> None:
+        asyncio.run(test(*given, **fixtures))
+
+    return run

@@ -253,36 +253,6 @@ def test_curl_may_offer_http_2(server: Any, tmp_path: Path) -> None:
     assert (done.stdout.split(), done.stderr) == (["200", "1.1"] * 2, "")
 
 
-JAVA = """
-import java.net.URI;
-import java.net.http.*;
-
-class Ask {
-    public static void main(String[] given) throws Exception {
-        HttpClient client = HttpClient.newHttpClient();  // offers HTTP/2
-        for (int i = 0; i < 3; i++) {
-            HttpRequest request = HttpRequest.newBuilder(URI.create(given[0]))
-                .header("Content-Type", "application/json").expectContinue(i == 2)
-                .POST(HttpRequest.BodyPublishers.ofString(given[1])).build();
-            HttpResponse<String> answer = client.send(request, HttpResponse.BodyHandlers.ofString());
-            System.out.println(answer.statusCode() + " " + answer.version());
-        }
-    }
-}
-"""
-
-
-def test_javas_client_may_offer_http_2(server: Any, tmp_path: Path) -> None:
-    if shutil.which("javac") is None:
-        pytest.skip("there is no Java compiler here")
-    (tmp_path / "Ask.java").write_text(JAVA)
-    body = json.dumps({"messages": HELLO, "max_tokens": 1})
-    done = subprocess.run(
-        ["java", tmp_path / "Ask.java", f"{server.address}{CHAT}", body], capture_output=True, text=True, timeout=120
-    )
-    assert done.stdout.splitlines() == ["200 HTTP_1_1"] * 3, done.stderr
-
-
 @pytest.fixture(scope="module")
 def secured(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A server with a certificate, names, an access log and a model name of its own."""

@@ -56,7 +56,7 @@ def test_the_table_is_long_and_no_case_is_there_twice() -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=[pytest.mark.slow] * (case.again or case.name in SLOW)) for case in CASES],
+    [pytest.param(case, marks=[pytest.mark.slow] * (case.name in SLOW)) for case in CASES],
     ids=[re.sub(r"\W+", "-", case.name)[:60] for case in CASES],
 )
 def test_a_hostile_request_is_answered_as_one(server: Any, footprints: Footprint, case: Case) -> None:

@@ -360,20 +360,8 @@ def test_a_chat_template_runs_in_a_sandbox(export: Path, template: str) -> None:
 
 def test_the_page_names_what_holds_each_boundary() -> None:
     page = (ROOT / "SECURITY.md").read_text()
-    for name in (
-        "FunctionReward",
-        "JudgeReward",
-        "ModelReward",
-        "ProcessModelReward",
-        "--trust-rewards",
-        "weights_only",
-    ):
-        assert name in page
-    for file in (
-        "grpo_pl/rewards/trust.py",
-        "grpo_pl/processes/variables.py",
-        "tests/serve/test_security.py",
-    ):
-        assert file in page
-        assert (ROOT / file).is_file()
+    shown = ("FunctionReward", "JudgeReward", "ModelReward", "ProcessModelReward", "--trust-rewards", "weights_only")
+    files = ("grpo_pl/rewards/trust.py", "grpo_pl/processes/variables.py", "tests/serve/test_security.py")
+    assert [name for name in (*shown, *files) if name not in page] == []
+    assert all((ROOT / file).is_file() for file in files)
     assert MathReward.__name__ not in page  # what loads by itself is listed in one place

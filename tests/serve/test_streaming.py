@@ -6,6 +6,7 @@ import time
 import pytest
 
 from serve.streaming import TimeSlices
+from tests.serve.bodies import on_a_loop
 
 
 def _slowly(item: int) -> int:
@@ -29,12 +30,10 @@ def test_the_event_loop_runs_others_between_the_items_of_many_requests() -> None
     assert longest < 0.1  # one slice at a time; one of each request would be 0.2
 
 
-def test_a_request_that_fails_lets_the_next_one_pass() -> None:
-    async def scenario() -> None:
-        slices = TimeSlices()
-        with pytest.raises(ZeroDivisionError):
-            await slices.map(lambda item: 1 // item, [1, 0])
-        assert await slices.map(lambda item: 1 // item, [1]) == [1]
-        assert await slices.map(lambda item: item, []) == []
-
-    asyncio.run(scenario())
+@on_a_loop
+async def test_a_request_that_fails_lets_the_next_one_pass() -> None:
+    slices = TimeSlices()
+    with pytest.raises(ZeroDivisionError):
+        await slices.map(lambda item: 1 // item, [1, 0])
+    assert await slices.map(lambda item: 1 // item, [1]) == [1]
+    assert await slices.map(lambda item: item, []) == []
