@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx2
 from fastapi import FastAPI, Response
@@ -51,11 +51,8 @@ _WARM_UP_CHARS = 16
 _GIVE_BACK_S = 10.0  # between two returns of freed memory to the system
 
 
-class Route(NamedTuple):
-    method: str
-    path: str
-    handler: Callable[..., Any]
-    summary: str
+Route = tuple[str, str, Callable[..., Any], str]
+"""Method, path, handler and summary."""
 
 
 class Application:
@@ -106,30 +103,30 @@ class Application:
         )
         evaluate = EvaluateRoute(scorer=self.scorer, **drawing)
         return [
-            Route("POST", CHAT, completions.chat, "OpenAI chat, streaming and not"),
-            Route("POST", "/v1/completions", completions.completions, "the same for plain prompts"),
-            Route("POST", "/v1/responses", responses.responses, "OpenAI's newer API, text and functions"),
-            Route("POST", "/tokenize", tokens.tokenize, "text or messages to token ids"),
-            Route("POST", "/detokenize", tokens.detokenize, "token ids to text"),
-            Route("POST", SCORE, score.score, "the checkpoint's rewards over given completions"),
-            Route("POST", "/v1/evaluate", evaluate.evaluate, "generate, score, pass@k and maj@k with intervals"),
-            Route("GET", WEIGHTS, weights.tell, "which version of the weights answers"),
-            Route("POST", WEIGHTS, weights.change, "take newer ones (a key of its own)"),
-            Route("GET", "/v1/models", self._models, "the model's name"),
-            Route("GET", "/v1/models/{id:path}", self._one_model, "the same for one"),
-            Route("GET", "/health", self._health, "the process is alive (no key needed)"),
-            Route("GET", "/ready", self._ready, "requests are taken"),
-            Route("GET", "/metrics", self._metrics, "Prometheus metrics"),
-            Route("GET", "/", page, "a page to try it out"),
-            Route("GET", "/docs", docs, "what the routes take"),
-            Route("GET", "/openapi.json", openapi, "the same for programs"),
+            ("POST", CHAT, completions.chat, "OpenAI chat, streaming and not"),
+            ("POST", "/v1/completions", completions.completions, "the same for plain prompts"),
+            ("POST", "/v1/responses", responses.responses, "OpenAI's newer API, text and functions"),
+            ("POST", "/tokenize", tokens.tokenize, "text or messages to token ids"),
+            ("POST", "/detokenize", tokens.detokenize, "token ids to text"),
+            ("POST", SCORE, score.score, "the checkpoint's rewards over given completions"),
+            ("POST", "/v1/evaluate", evaluate.evaluate, "generate, score, pass@k and maj@k with intervals"),
+            ("GET", WEIGHTS, weights.tell, "which version of the weights answers"),
+            ("POST", WEIGHTS, weights.change, "take newer ones (a key of its own)"),
+            ("GET", "/v1/models", self._models, "the model's name"),
+            ("GET", "/v1/models/{id:path}", self._one_model, "the same for one"),
+            ("GET", "/health", self._health, "the process is alive (no key needed)"),
+            ("GET", "/ready", self._ready, "requests are taken"),
+            ("GET", "/metrics", self._metrics, "Prometheus metrics"),
+            ("GET", "/", page, "a page to try it out"),
+            ("GET", "/docs", docs, "what the routes take"),
+            ("GET", "/openapi.json", openapi, "the same for programs"),
         ]
 
     def _set_up(self, app: FastAPI) -> None:
         """The routes, and the guard around them."""
         app.router.route_class = JsonRoute
-        for route in self._routes:
-            app.add_api_route(route.path, route.handler, methods=[route.method], summary=route.summary)
+        for method, path, handler, summary in self._routes:
+            app.add_api_route(path, handler, methods=[method], summary=summary)
         install_handlers(app)
         settings, port = self._settings, self._sockets[0].getsockname()[1]
         app.add_middleware(Guard, settings=settings, port=port, observe=self.metrics.observe)
@@ -219,7 +216,7 @@ class Application:
         after = f"after {time.time() - self._began:.1f} s"
         lines = [
             f"{self._model.name} ({self._model.source}) is served at {address} {after}.",
-            *(f"  {r.method + ' ' + r.path.replace(':path', ''):<27} {r.summary}" for r in self._routes),
+            *(f"  {method + ' ' + path.replace(':path', ''):<27} {told}" for method, path, _, told in self._routes),
             f"curl {address}{CHAT}{key} -H 'Content-Type: application/json' -d '{json.dumps(message)}'",
         ]
         write_output("\n".join(lines))

@@ -236,13 +236,9 @@ class ChatRequest(_GenerationRequest, Conversing):
     """With logprobs: return this many likely tokens at every position."""
 
     @model_validator(mode="after")
-    def _grammar_or_tools(self) -> Self:
+    def _fields_fit(self) -> Self:
         if self.offered and self.grammar is not None:
             raise at("tools", "give them without response_format or structured_outputs, or with tool_choice none")
-        return self
-
-    @model_validator(mode="after")
-    def _alternatives_belong_to_logprobs(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs: set logprobs to true, too")
         return self

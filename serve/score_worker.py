@@ -119,8 +119,15 @@ def score_items(rewards: Sequence[Reward], job: ScoreItems, part: slice) -> list
     for row, (score, total, answer) in enumerate(zip(scored.judged(), scored.totals(), stated, strict=True)):
         said = answer.strip()
         is_part = place is not None and score.status != "no_answer" and said not in ("", completions[row].strip())
-        item = {"value": total, "status": score.status, "correct": correct[row], "rewards": scored.described(row)}
-        item |= {"extracted": said[:_SHOWN] if is_part else None}
-        item |= {"answer_class": classes[row]} if job.group_size else {}
-        items.append({**item, "ms": milliseconds})
+        items.append(
+            {
+                "value": total,
+                "status": score.status,
+                "correct": correct[row],
+                "rewards": scored.described(row),
+                "extracted": said[:_SHOWN] if is_part else None,
+                **({"answer_class": classes[row]} if job.group_size else {}),
+                "ms": milliseconds,
+            }
+        )
     return items

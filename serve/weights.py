@@ -68,13 +68,9 @@ class Weights:
     def __init__(self, worker: WorkerClient, model: ServedModel) -> None:
         self._worker, self.model = worker, model
         self.current = Version(0, version_id(model), model.source, time.time())
-        self._held = {0: self.current}
+        self.held = {0: self.current}
+        """The versions in memory by their numbers, oldest first."""
         self._numbers, self._changing, self._freed = count(1), asyncio.Lock(), asyncio.Event()
-
-    @property
-    def held(self) -> list[Version]:
-        """The versions in memory, oldest first."""
-        return list(self._held.values())
 
     @contextmanager
     def lease(self) -> Iterator[Version]:
@@ -99,7 +95,7 @@ class Weights:
                 return self.current
             deadline = Deadline(_LOAD_S)
             async with deadline.limit():
-                while len(self._held) >= _MOST_HELD:
+                while len(self.held) >= _MOST_HELD:
                     self._freed.clear()
                     await self._freed.wait()
             number, before = next(self._numbers), self.current
@@ -108,13 +104,13 @@ class Weights:
             except BaseException:
                 self._worker.notify(DropWeights(number))
                 raise
-            self.current = self._held[number] = Version(number, name, model.source, time.time())
+            self.current = self.held[number] = Version(number, name, model.source, time.time())
             self._free(before)
             return self.current
 
     def _free(self, version: Version) -> None:
         if version is not self.current and not version.requests:
-            del self._held[version.number]
+            del self.held[version.number]
             self._worker.notify(DropWeights(version.number))
             self._freed.set()
 
@@ -144,7 +140,7 @@ class WeightsRoutes:
 
     async def tell(self) -> Response:
         entry = {"object": "weights", **self._weights.current.entry()}
-        return json_response(entry | {"held": [version.entry() for version in self._weights.held]})
+        return json_response(entry | {"held": [version.entry() for version in self._weights.held.values()]})
 
     async def change(self, body: WeightsRequest) -> Response:
         before = self._weights.current
@@ -208,14 +204,12 @@ def _spec(reward: Reward, given: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**given, "class_path": f"{kind.__module__}.{kind.__qualname__}"}
 
 
-def _environment(model: ServedModel) -> Mapping[str, Any] | None:
-    return model.environment and build_environment(model.environment, trust=model.trust_rewards).spec()
-
-
 _BUILT: Mapping[str, Callable[[ServedModel], Any]] = {
     "template": lambda model: model.template,
     "rewards": _rewards,
-    "environment": _environment,
+    "environment": lambda model: (
+        model.environment and build_environment(model.environment, trust=model.trust_rewards).spec()
+    ),
     "episodes": lambda model: build(EpisodeSettings, dict(model.episodes), "episodes"),
 }
 """Parts that must be the same in another version of the weights, as its settings build them."""

@@ -8,12 +8,13 @@ import resource
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,7 @@ class Running:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.key, self.address, self._log = api_key, f"http://127.0.0.1:{self.port}", log
+        self.context: ssl.SSLContext | None = None
         environment = {name: value for name, value in os.environ.items() if name not in _KEYS}
         self.scratch = log.parent / "tmp"
         self.scratch.mkdir()
@@ -186,16 +188,22 @@ class Running:
         return generate if name == "generate" else score
 
     def call(
-        self, method: str, path: str, body: Any = None, *, key: str | None = None, timeout: float = 60.0
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        key: str | None = None,
+        timeout: float = 60.0,
+        headers: Mapping[str, str] | None = None,
     ) -> tuple[int, Any, dict[str, str]]:
         """Status, decoded answer, headers."""
-        headers = {"Content-Type": "application/json"}
-        if key or self.key:
-            headers["Authorization"] = f"Bearer {key or self.key}"
+        authorization = {"Authorization": f"Bearer {key or self.key}"} if key or self.key else {}
+        given = {"Content-Type": "application/json", **authorization, **(headers or {})}
         data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-        request = urllib.request.Request(self.address + path, data, headers, method=method)
+        request = urllib.request.Request(self.address + path, data, given, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=timeout) as answer:
+            with urllib.request.urlopen(request, timeout=timeout, context=self.context) as answer:
                 status, raw, sent = answer.status, answer.read(), dict(answer.headers)
         except urllib.error.HTTPError as error:
             status, raw, sent = error.code, error.read(), dict(error.headers)

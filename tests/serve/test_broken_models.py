@@ -102,7 +102,7 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "config size": (_set("config.json", hidden_size="wide"), "hidden_size"),
     "config layers": (_set("config.json", num_hidden_layers=3, layer_types=["full_attention"] * 3), "layers.2"),
     "config huge": (_set("config.json", hidden_size=1 << 20), "should be"),
-    "other model": (_write("config.json", '{"model_type": "gpt2", "vocab_size": 9, "n_positions": 99}'), "are missing"),
+    "other model": (_write("config.json", '{"model_type": "gpt2", "vocab_size": 9, "n_positions": 4096}'), "missing"),
     "tokenizer {}": (_write("tokenizer.json", "{}"), "tokenizer.json holds no tokenizer"),
     "tokenizer empty": (_write("tokenizer.json", ""), "tokenizer.json holds no tokenizer"),
     "tokenizer gone": (_gone("tokenizer.json"), "tokenizer"),

@@ -9,7 +9,6 @@ import socket
 import ssl
 import subprocess
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -268,27 +267,17 @@ def secured(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory)
     files = ["--ssl-certfile", str(folder / "cert.pem"), "--ssl-keyfile", str(folder / "key.pem")]
     names = ["--host", "localhost", "--served-model-name", "adder", "--allowed-host", "a.example, b.example"]
     server = start(*files, *names, "--cors-origin", "https://page.example", "--access-log", api_key="secret-2")
+    server.address = f"https://localhost:{server.port}"
     server.context = ssl.create_default_context(cafile=folder / "cert.pem")
     return server
 
 
-def _ask(server: Any, path: str, method: str = "GET", body: Any = None, **headers: str) -> tuple[int, bytes, Any]:
-    headers = {"Authorization": f"Bearer {server.key}", "Content-Type": "application/json", **headers}
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"https://localhost:{server.port}{path}", data, headers, method=method)
-    try:
-        with urllib.request.urlopen(request, timeout=30, context=server.context) as answer:
-            return answer.status, answer.read(), answer.headers
-    except urllib.error.HTTPError as error:
-        return error.code, error.read(), error.headers
-
-
 def test_it_speaks_tls_under_the_names_that_it_was_given(secured: Any) -> None:
-    assert json.loads(_ask(secured, "/v1/models")[1])["data"][0]["id"] == "adder"
-    assert _ask(secured, CHAT, "POST", {"model": "adder", "messages": HELLO, "max_tokens": 1})[0] == 200
-    assert _ask(secured, CHAT, "POST", {"model": "tiny", "messages": HELLO, "max_tokens": 1})[0] == 404
+    assert secured.call("GET", "/v1/models")[1]["data"][0]["id"] == "adder"
+    secured.ask(CHAT, {"model": "adder", "messages": HELLO, "max_tokens": 1})
+    secured.refusal(CHAT, {"model": "tiny", "messages": HELLO, "max_tokens": 1}, 404)
     for host, status in (("a.example", 200), ("B.example:443", 200), ("c.example", 403)):
-        assert _ask(secured, "/v1/models", Host=host)[0] == status
+        assert secured.call("GET", "/v1/models", headers={"Host": host})[0] == status
     assert f"https://localhost:{secured.port}" in secured.log
 
 
@@ -298,20 +287,20 @@ def test_pages_that_may_use_the_server_can_read_what_it_says(secured: Any) -> No
         "Access-Control-Request-Method": "POST",
         "Access-Control-Request-Headers": "authorization, content-type",
     }
-    status, _, headers = _ask(secured, CHAT, "OPTIONS", **allowed, **preflight)
+    status, _, headers = secured.call("OPTIONS", CHAT, headers=allowed | preflight)
     assert (status, headers["access-control-allow-origin"]) == (200, "https://page.example")
-    for authorization, expected in ((f"Bearer {secured.key}", 200), ("Bearer wrong", 401)):
-        status, _, headers = _ask(secured, "/v1/models", Authorization=authorization, **allowed)
+    for key, expected in ((secured.key, 200), ("wrong", 401)):
+        status, _, headers = secured.call("GET", "/v1/models", key=key, headers=allowed)
         assert (status, headers["access-control-allow-origin"]) == (expected, "https://page.example")
-    status, body, headers = _ask(secured, CHAT, "OPTIONS", **foreign, **preflight)
-    assert (status, json.loads(body)["error"]["code"]) == (403, "origin_not_allowed")
-    assert headers["access-control-allow-origin"] is None
-    assert _ask(secured, "/v1/models", **foreign)[0] == 403
+    status, answer, headers = secured.call("OPTIONS", CHAT, headers=foreign | preflight)
+    assert error_of((status, answer), 403)["code"] == "origin_not_allowed"
+    assert "access-control-allow-origin" not in headers
+    assert secured.call("GET", "/v1/models", headers=foreign)[0] == 403
 
 
 def test_requests_have_ids_and_lines_in_the_log(secured: Any) -> None:
-    assert _ask(secured, "/v1/models", **{"X-Request-ID": "mine-1"})[2]["x-request-id"] == "mine-1"
-    made = _ask(secured, "/v1/nothing", **{"X-Request-ID": "two words \t"})[2]["x-request-id"]
+    assert secured.call("GET", "/v1/models", headers={"X-Request-ID": "mine-1"})[2]["x-request-id"] == "mine-1"
+    made = secured.call("GET", "/v1/nothing", headers={"X-Request-ID": "two words \t"})[2]["x-request-id"]
     assert re.fullmatch("[0-9a-f]{32}", made)
     wait_until(lambda: made in secured.log)
     lines = [json.loads(line) for line in secured.log.splitlines() if line.startswith("{")]
@@ -329,10 +318,10 @@ def test_a_full_disk_stops_no_request(secured: Any) -> None:
     process.rlimit(psutil.RLIMIT_FSIZE, (len(secured.log.encode()), usual[1]))
     try:
         for _ in range(5):
-            assert _ask(secured, "/v1/models")[0] == 200
+            assert secured.call("GET", "/v1/models")[0] == 200
     finally:
         process.rlimit(psutil.RLIMIT_FSIZE, usual)
-    assert _ask(secured, "/v1/models", **{"X-Request-ID": "with-room"})[0] == 200
+    assert secured.call("GET", "/v1/models", headers={"X-Request-ID": "with-room"})[0] == 200
     wait_until(lambda: "with-room" in secured.log and "lines were left out" in secured.log)
     assert "Traceback" not in secured.log
     assert '"path": "/v1/models"' in next(line for line in secured.log.splitlines() if "with-room" in line)
