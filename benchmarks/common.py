@@ -92,8 +92,8 @@ class Cell:
 
 
 SMALL = Cell(name="L2-h64-V512", layers=2, hidden=64, intermediate=256, vocabulary=512, heads=4, key_heads=2)
-NARROW = Cell(name="L3-h128-V64", layers=3, hidden=128, intermediate=512, vocabulary=64, heads=4, key_heads=2)
-"""The shape of the quickstart's policy."""
+NARROW = Cell(name="L3-h128-V128", layers=3, hidden=128, intermediate=512, vocabulary=128, heads=4, key_heads=2)
+"""The shape of the quickstart's policy, with room for the letters of prompts."""
 MEDIUM = Cell(name="L4-h256-V2048", layers=4, hidden=256, intermediate=1024, vocabulary=2048, heads=4, key_heads=2)
 SHORT = replace(MEDIUM, name="L4-h256-V2048-64+64", completion_tokens=64)
 HALF_BILLION = Cell(
