@@ -21,13 +21,12 @@ from grpo_pl.files.runs import RunFolder
 from grpo_pl.policy.loading import load_tokenizer
 from grpo_pl.rollout.engine import RolloutInterrupted
 from grpo_pl.tools.doctor.answers import measure_answers
-from grpo_pl.tools.doctor.finding import MIN_ROLLOUTS, Finding
 from grpo_pl.tools.doctor.fixes import with_fixes
 from grpo_pl.tools.doctor.probe import Probe, ProbeTrainer, lines_of
 from grpo_pl.tools.doctor.problems import measure_problems, training_problems
 from grpo_pl.tools.doctor.rollouts import run_settings
 from grpo_pl.tools.doctor.rules import findings
-from grpo_pl.tools.doctor.run_statistics import RunStatistics
+from grpo_pl.tools.doctor.run_statistics import MIN_ROLLOUTS, Finding, RunStatistics
 
 REFUSED = "D00"
 """Code of what ``fit`` refuses for a reason that no rule has measured."""

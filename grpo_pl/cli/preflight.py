@@ -164,13 +164,18 @@ def check_trainer(settings: Any, *, strategy_checked: bool = False) -> None:
             raise ValueError(f"trainer.{name} is {value}, but a step of ours is no batch of Lightning's: set {field}.")
     if settings["barebones"]:
         raise ValueError("trainer.barebones would leave out all that a run consists of: grpo-pl plan measures a step.")
-    check_length(settings["max_epochs"], settings["max_steps"])
+    check_lightning(settings, strategy_checked=strategy_checked)
     interval = settings["val_check_interval"]
     if isinstance(interval, int | float) and not (interval >= 1 and math.isfinite(interval)):
         raise ValueError(
             f"trainer.val_check_interval must be 1 rollout or more, got {interval}: data.steps validates at both ends "
             "only, trainer.limit_val_batches: 0 never."
         )
+
+
+def check_lightning(settings: Any, *, strategy_checked: bool = False) -> None:
+    """Refuses settings of Lightning's Trainer that no run can have."""
+    check_length(settings["max_epochs"], settings["max_steps"])
     check_precision(str(settings["precision"]))
     check_strategy(settings["strategy"], checked=strategy_checked)  # before Lightning, which names no other
     check_extras([*as_list(settings["callbacks"]), *as_list(settings["plugins"])])

@@ -15,11 +15,11 @@ from grpo_pl.callbacks.held_out import ValidateAtBothEnds
 from grpo_pl.callbacks.record import KeepConfiguration
 from grpo_pl.callbacks.termination import StopOnSignal
 from grpo_pl.cli.help_page import split_help
-from grpo_pl.cli.run_folder import as_list, follow_launcher, open_run, run_loggers, write_into
+from grpo_pl.cli.preflight import check_lightning
+from grpo_pl.cli.run_folder import as_list, follow_launcher
 from grpo_pl.cli.trainer import RunCLI
 from grpo_pl.config.objects import read_tree, values_of
 from grpo_pl.distributed.strategy import is_first_process
-from grpo_pl.training.checks import check_extras, check_length, check_precision, check_strategy
 from grpo_pl.training.reward_model import PreferenceData, RewardModelModule, check_not_split
 
 
@@ -33,6 +33,8 @@ def trains_reward_model(args: Sequence[str]) -> bool:
 
 class RewardModelCLI(RunCLI):
     """``fit`` of a reward model: metrics, checkpoints, and at the end the export that a ``ModelReward`` loads."""
+
+    unnamed = "reward_model"
 
     def __init__(self, args: list[str]) -> None:
         args, _ = split_help(args)  # its page is short
@@ -51,35 +53,19 @@ class RewardModelCLI(RunCLI):
         super().add_arguments_to_parser(parser)
         parser.set_defaults({"checkpoint.monitor": "val/agreement"})
 
-    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-        arguments = super()._prepare_subcommand_kwargs(subcommand)
-        if self._run.checkpoint is not None:
-            arguments["ckpt_path"] = str(self._run.checkpoint)
-        return arguments
-
     def instantiate_trainer(self, **kwargs: Any) -> Any:
-        built, given = self.config_init["fit"], self.config["fit"]
-        trainer = built.trainer
-        check_length(trainer["max_epochs"], trainer["max_steps"])
-        check_precision(str(trainer["precision"]))
-        check_strategy(trainer["strategy"])
+        trainer = self._built.trainer
+        check_lightning(trainer)
         check_not_split(trainer["strategy"])
-        check_extras([*as_list(trainer["callbacks"]), *as_list(trainer["plugins"])])
         self.model.check(self.datamodule)
-        configs = given.config or []
-        config = str(self._parser("fit").dump(given, skip_unset=False))
-        name = given.name or (Path(str(configs[0])).stem if configs else "reward_model")
-        self._run = self._end.enter_context(open_run(given.runs_dir, name, config=config, resume=given.resume))
-        self.folder = self._run.folder
-        write_into(self.folder, [built.checkpoint])
+        config = self._resolved_config()
+        self.folder = self._claim_folder(config, self._built.checkpoint)
         own = [StopOnSignal(), ValidateAtBothEnds(), KeepConfiguration(self.folder, config)]
         if trainer["enable_progress_bar"] is not False and sys.stderr.isatty():
             own.append(RichProgressBar())
         else:
             trainer["enable_progress_bar"] = False
         trainer["callbacks"] = [*as_list(trainer["callbacks"]), *own]
-        trainer["logger"] = run_loggers(self.folder, as_list(trainer["logger"]))
-        trainer["default_root_dir"] = str(self.folder.path)
         follow_launcher(trainer)
         made = super().instantiate_trainer(**kwargs)
         self.datamodule.check_shares(made.num_devices * made.num_nodes)

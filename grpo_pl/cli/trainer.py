@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger
 
@@ -67,6 +68,12 @@ class TrainerParser(Parser, LightningArgumentParser):
 class RunCLI(LightningCLI):
     """A LightningCLI whose run has a folder, and which reads tensors and plain values of checkpoints alone."""
 
+    run: OpenRun | None = None
+    unnamed = "run"
+    """Name of a run without one and without a configuration."""
+    _end: ExitStack
+    """What ends with the command."""
+
     def __init__(
         self, model: type[LightningModule], data: type[LightningDataModule], args: list[str], **more: Any
     ) -> None:
@@ -105,6 +112,40 @@ class RunCLI(LightningCLI):
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         return {**super()._prepare_subcommand_kwargs(subcommand), "weights_only": True}
 
+    @property
+    def _settings(self) -> Any:
+        """The settings of files and options, with defaults."""
+        return self.config[str(self.subcommand)]
+
+    @property
+    def _built(self) -> Any:
+        """The objects built from `_settings`."""
+        return self.config_init[str(self.subcommand)]
+
+    def _resolved_config(self) -> str:
+        return str(self._parser(self.subcommand).dump(self._settings, skip_unset=False))
+
+    def _name(self) -> str:
+        name, configs = self._settings.name, self._settings.config
+        return str((Path(str(configs[0])).stem if configs else self.unnamed) if name is None else name)
+
+    def _claim_folder(self, config: str, *writers: Callback) -> RunFolder:
+        """Opens the run's folder with its ``config``; loggers and ``writers`` write there, and a resumed run goes on
+        from its checkpoint."""
+        built, given = self._built, self._settings
+        opened = open_run(given.runs_dir, self._name(), config=config, resume=given.resume)
+        self.run = self._end.enter_context(opened)
+        if self.run.checkpoint is not None:
+            self._check_checkpoint(self.run.checkpoint)
+            built.ckpt_path = str(self.run.checkpoint)
+        built.trainer["logger"] = run_loggers(self.run.folder, as_list(built.trainer["logger"]))
+        built.trainer["default_root_dir"] = str(self.run.folder.path)
+        write_into(self.run.folder, writers)
+        return self.run.folder
+
+    def _check_checkpoint(self, path: Path) -> None:
+        """Refuses a checkpoint that the run cannot go on from, before anything is written."""
+
 
 class GRPOCLI(RunCLI):
     """``fit`` and ``validate``; every ``fit`` gets a run folder."""
@@ -114,7 +155,6 @@ class GRPOCLI(RunCLI):
     def __init__(self, args: list[str]) -> None:
         args, self._help_about = split_help(args)
         self.verb, *_ = args
-        self.run: OpenRun | None = None
         self._others: list[Logger] = []
         """Loggers that the configuration names besides our own."""
         import_shipped_sources()
@@ -202,16 +242,6 @@ class GRPOCLI(RunCLI):
                 raise
             raise OSError(error.errno, "no space left; --resume goes on once there is", self.run.folder.path) from error
 
-    @property
-    def _settings(self) -> Any:
-        """The settings of files and options, with defaults."""
-        return self.config[str(self.subcommand)]
-
-    @property
-    def _built(self) -> Any:
-        """The objects built from `_settings`."""
-        return self.config_init[str(self.subcommand)]
-
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         trainer = self._built.trainer
         check_trainer(trainer, strategy_checked=self.model.strategy_checked)
@@ -259,31 +289,14 @@ class GRPOCLI(RunCLI):
             check_monitor(built.checkpoint.monitor, self.model, self.datamodule)
         config = self._resolved_config()
         self.model.settings = read_settings(config)["model"]
-        opened = open_run(given.runs_dir, self._name(), config=config, resume=given.resume)
-        self.run = self._end.enter_context(opened)
-        folder = self.run.folder
-        if self.run.checkpoint is not None:
-            built.ckpt_path = str(self.run.checkpoint)
-            self._check_checkpoint(self.run.checkpoint)
         self._others = as_list(built.trainer["logger"])
-        built.trainer["logger"] = run_loggers(folder, self._others)
-        built.trainer["default_root_dir"] = str(folder.path)
-        write_into(folder, [built.checkpoint, built.completions, built.watch])
-        flags = " ".join(f"--config {path}" for path in self._configs())
+        folder = self._claim_folder(config, built.checkpoint, built.completions, built.watch)
+        flags = " ".join(f"--config {short_name(Path(str(path)))}" for path in given.config or [])
         return [
             KeepConfiguration(folder, config),
             *run_callbacks(folder, f"grpo-pl validate {flags} --ckpt_path {folder.last_checkpoint}"),
             *([StageProfile()] if given.profile else []),
         ]
-
-    def _configs(self) -> list[str]:
-        return [short_name(Path(str(path))) for path in self._settings.config or []]
-
-    def _name(self) -> str:
-        configs = self._configs()
-        return str(
-            (Path(configs[0]).stem if configs else "run") if self._settings.name is None else self._settings.name
-        )
 
     def _derive_defaults(self) -> list[Derived]:
         """Replaces fields that are null by those of the run that is resumed, or else by derived ones, which it returns.
@@ -335,10 +348,6 @@ class GRPOCLI(RunCLI):
             raise CheckpointError(f"there is no checkpoint {path}.")
         config = read_settings(self._resolved_config())
         check_resume(path, self.model, self.datamodule, config, fit=self.subcommand == "fit")
-
-    def _resolved_config(self) -> str:
-        parser = self._parser(self.subcommand)
-        return str(parser.dump(self._settings, skip_unset=False))
 
 
 def _say(line: str) -> None:

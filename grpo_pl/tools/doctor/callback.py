@@ -10,12 +10,13 @@ from lightning.pytorch import LightningModule, Trainer
 from rich.console import Console
 
 from grpo_pl.data.datamodule import RolloutDataModule
-from grpo_pl.tools.doctor.finding import MIN_ROLLOUTS, Finding
 from grpo_pl.tools.doctor.problems import SeenProblems
 from grpo_pl.tools.doctor.rollouts import RolloutMeter, run_settings
 from grpo_pl.tools.doctor.rules import findings, held_out_share
 from grpo_pl.tools.doctor.run_statistics import (
+    MIN_ROLLOUTS,
     AnswerStatistics,
+    Finding,
     ProblemStatistics,
     RewardStatistics,
     RolloutStatistics,
@@ -35,6 +36,10 @@ class Doctor(StepCallback):
 
     drift_every = 3
     """Every so many rollouts, log-probabilities are computed once more: below 1 % of the time of a step on average."""
+    found: ProblemStatistics | None = None
+    """Of the problems; None: of those that the rollouts asked."""
+    known: AnswerStatistics | None = None
+    """None: a run calls its rewards for its completions alone."""
 
     def __init__(self, rollouts: int = ROLLOUTS) -> None:
         self.rollouts = rollouts
@@ -56,7 +61,7 @@ class Doctor(StepCallback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._meter = None
         if len(self.measured) < self.rollouts:
-            self._meter = self._new_meter(cast(GRPOModule, pl_module))
+            self._meter = self.new_meter(cast(GRPOModule, pl_module))
             self._meter.begin()
 
     def step_metrics(self, trainer: Trainer, pl_module: LightningModule, experience: Experience) -> Mapping[str, float]:
@@ -66,8 +71,7 @@ class Doctor(StepCallback):
         step = experience.samples.step
         rate = module.optimization.lr_at(step, data.steps) / module.optimization.peak
         drift = len(self.measured) % self.drift_every == 0
-        statistics = self._meter.end(experience, rate=rate or 1.0, drift=drift)
-        self.measured.append(statistics)
+        self.measured.append(self._meter.end(experience, rate=rate or 1.0, drift=drift))
         self._seen.add(experience.samples.prompts)
         return {}
 
@@ -95,26 +99,22 @@ class Doctor(StepCallback):
         data = _data(trainer)
         return RunStatistics(
             settings=run_settings(module, rollouts=data.steps, prompts_per_step=data.prompt_count),
-            problems=self.problems(data),
-            answers=self.answers(),
+            problems=self.found or self._seen.statistics(data),
+            answers=self.known,
             rollouts=self.measured,
             held_out=held_out_share(module, data) if len(self.measured) <= MIN_ROLLOUTS else None,  # it learns
         )
 
-    def problems(self, data: RolloutDataModule) -> ProblemStatistics | None:
-        """Statistics of the problems that the rollouts asked."""
-        return self._seen.statistics(data)
-
-    def answers(self) -> AnswerStatistics | None:
-        """None: a run calls its rewards for its completions alone."""
-        return None
-
     def say(self, finding: Finding) -> None:
-        """One line on the terminal."""
-        Console(stderr=True).print(f"{finding} (docs/doctor.md)", highlight=False, soft_wrap=True, markup=False)
+        print_line(str(finding))
 
-    def _new_meter(self, module: GRPOModule) -> RolloutMeter:
+    def new_meter(self, module: GRPOModule) -> RolloutMeter:
         return RolloutMeter(module)
+
+
+def print_line(line: str) -> None:
+    """One line on the terminal, with the page that explains it."""
+    Console(stderr=True).print(f"{line} (docs/doctor.md)", highlight=False, soft_wrap=True, markup=False)
 
 
 def _data(trainer: Trainer) -> RolloutDataModule:

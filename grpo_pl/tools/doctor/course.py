@@ -7,15 +7,14 @@ from typing import Any, cast
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from rich.console import Console
 
 from grpo_pl.callbacks.lightning_loops import completed_rollouts
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.functional.estimates import paired_difference
-from grpo_pl.tools.doctor.finding import Finding, enough
+from grpo_pl.tools.doctor.callback import print_line
 from grpo_pl.tools.doctor.rollouts import measure_rollout, run_settings
 from grpo_pl.tools.doctor.rules import findings, held_out_share, memorised
-from grpo_pl.tools.doctor.run_statistics import RolloutStatistics, RunStatistics
+from grpo_pl.tools.doctor.run_statistics import Finding, RolloutStatistics, RunStatistics
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.module import GRPOModule
@@ -68,18 +67,14 @@ class MidCourse(StepCallback):
             self._said = True
             seen = self._statistics(module, data)
             reasons = findings(seen) if self._recent else None  # none has been seen since a resume
-            self.say(f"After {done} of {rollouts} rollouts: {course(self._first, now, reasons)}")
-        elif done >= rollouts and enough(seen := self._statistics(module, data)) and (found := memorised(seen)):
-            self.say(str(Finding(code="D02", name="memorised", figure=found[0], sentence=found[1], field=found[2])))
+            print_line(f"After {done} of {rollouts} rollouts: {course(self._first, now, reasons)}")
+        elif done >= rollouts and (seen := self._statistics(module, data)).enough and (found := memorised(seen)):
+            print_line(str(Finding(code="D02", name="memorised", figure=found[0], sentence=found[1], field=found[2])))
 
     def _statistics(self, module: GRPOModule, data: RolloutDataModule) -> RunStatistics:
         groups = self._recent[-1].groups if self._recent else 1
         settings = run_settings(module, rollouts=data.steps, prompts_per_step=groups)
         return RunStatistics(settings=settings, rollouts=self._recent, held_out=held_out_share(module, data))
-
-    def say(self, line: str) -> None:
-        """One line on the terminal."""
-        Console(stderr=True).print(f"{line} (docs/doctor.md)", highlight=False, soft_wrap=True, markup=False)
 
 
 def course(first: Mapping[str, float], now: Mapping[str, float], reasons: list[Finding] | None) -> str:
@@ -94,9 +89,7 @@ def course(first: Mapping[str, float], now: Mapping[str, float], reasons: list[F
     solved = high >= 0 and after.mean().item() >= SOLVED
     verdict = "learning" if low > 0 else "getting worse" if high < 0 else "solved" if solved else "no gain yet"
     figures = f"held-out pass@1 {before.mean():.3f} → {after.mean():.3f} (change {low:+.3f} … {high:+.3f})"
-    if low > 0 or solved:
-        return f"{verdict}, {figures}."
-    if reasons is None:
+    if low > 0 or solved or reasons is None:
         return f"{verdict}, {figures}."
     why = f" {reasons[0]}" if reasons else " No finding of the doctor explains it: more rollouts may."
     return f"{verdict}, {figures}.{why}"

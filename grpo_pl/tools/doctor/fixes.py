@@ -17,7 +17,7 @@ from grpo_pl.rewards.answer_reading import AnswerReward, is_plain_number
 from grpo_pl.rewards.base import Reward, correctness_index
 from grpo_pl.rewards.format import FormatReward, format_failures
 from grpo_pl.tools.doctor.answers import FORMS, scored_texts
-from grpo_pl.tools.doctor.finding import Finding
+from grpo_pl.tools.doctor.run_statistics import Finding
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import Problem
 

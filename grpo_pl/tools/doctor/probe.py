@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
-from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.tools.doctor.answers import end_chance, scored_again
 from grpo_pl.tools.doctor.callback import Doctor
-from grpo_pl.tools.doctor.finding import Finding
 from grpo_pl.tools.doctor.precision import bfloat16_gain
 from grpo_pl.tools.doctor.rollouts import RolloutMeter
-from grpo_pl.tools.doctor.run_statistics import AnswerStatistics, ProblemStatistics, RunStatistics
+from grpo_pl.tools.doctor.run_statistics import Finding, RunStatistics
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import CUT_OFF
@@ -66,8 +64,6 @@ class Probe(Doctor):
     def __init__(self, rollouts: int, seconds: float) -> None:
         super().__init__(rollouts)
         self.seconds = seconds
-        self.found: ProblemStatistics | None = None
-        self.known: AnswerStatistics | None = None
         self.result: RunStatistics | None = None
         self.shown: list[ShownPrompt] = []
         self.timed_out = False
@@ -105,16 +101,10 @@ class Probe(Doctor):
         self.result = self.statistics(trainer, pl_module)
         trainer.should_stop = trainer.should_stop or self.should_stop()
 
-    def problems(self, data: RolloutDataModule) -> ProblemStatistics | None:
-        return self.found
-
-    def answers(self) -> AnswerStatistics | None:
-        return self.known
-
     def say(self, finding: Finding) -> None:
         """Nothing: all findings are printed together."""
 
-    def _new_meter(self, module: GRPOModule) -> RolloutMeter:
+    def new_meter(self, module: GRPOModule) -> RolloutMeter:
         return RolloutMeter(module, most_rows=32, share=1.0)
 
 

@@ -6,14 +6,19 @@ Each rule is a pure function of `RunStatistics`. ``docs/doctor.md`` has the figu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.functional.estimates import Estimate
-from grpo_pl.tools.doctor.finding import FEW_MIXED, MIN_GROUPS, MOSTLY, Finding, Found, Rule, enough
-from grpo_pl.tools.doctor.rules_of_updates import fast, faster_in_bfloat16, half_precision, no_update, slow
-from grpo_pl.tools.doctor.run_statistics import RewardStatistics, RunStatistics
+from grpo_pl.tools.doctor.rules_of_updates import Found, fast, faster_in_bfloat16, half_precision, no_update, slow
+from grpo_pl.tools.doctor.run_statistics import (
+    FEW_MIXED,
+    MIN_GROUPS,
+    MOSTLY,
+    Finding,
+    RewardStatistics,
+    RunStatistics,
+)
 from grpo_pl.training.module import GRPOModule
 
 MIN_COMPLETIONS = 32
@@ -38,11 +43,10 @@ FAILED = 0.5
 
 def findings(statistics: RunStatistics) -> list[Finding]:
     """Everything that the rules find, in the order of the codes."""
-    found = [(rule, rule.find(statistics)) for rule in RULES]
     return [
-        Finding(code=rule.code, name=rule.name, figure=one[0], sentence=one[1], field=one[2])
-        for rule, one in found
-        if one is not None
+        Finding(code=code, name=name, figure=found[0], sentence=found[1], field=found[2])
+        for code, (name, rule) in RULES.items()
+        if (found := rule(statistics)) is not None
     ]
 
 
@@ -50,7 +54,7 @@ def findings(statistics: RunStatistics) -> list[Finding]:
 
 
 def _all_equal(s: RunStatistics) -> bool:
-    return enough(s) and s.share("mixed", "groups") <= FEW_MIXED
+    return s.enough and s.share("mixed", "groups") <= FEW_MIXED
 
 
 def _has_another_cause(s: RunStatistics) -> bool:
@@ -100,7 +104,7 @@ def memorised(s: RunStatistics) -> Found:
 
 
 def too_easy(s: RunStatistics) -> Found:
-    if (found := memorised(s)) is not None and enough(s):
+    if (found := memorised(s)) is not None and s.enough:
         return found
     told = f"and {_equal(s)}: there is nothing left to learn."
     return _equal_groups(s, s.share("right") >= MOSTLY, told, "the difficulty in data.source (grpo-pl filter)")
@@ -178,7 +182,7 @@ def weights_cancel(s: RunStatistics) -> Found:
 
 def wrong_pays(s: RunStatistics) -> Found:
     gap = s.mean(lambda rollout: rollout.gap)
-    if gap is None or gap >= 0.0 or not enough(s) or s.share("mixed_answers", "groups") <= FEW_MIXED:
+    if gap is None or gap >= 0.0 or not s.enough or s.share("mixed_answers", "groups") <= FEW_MIXED:
         return None
     return (
         gap,
@@ -189,7 +193,7 @@ def wrong_pays(s: RunStatistics) -> Found:
 
 def identical(s: RunStatistics) -> Found:
     share = s.share("identical", "groups")
-    if not enough(s) or s.settings.group_size < 2 or share < IDENTICAL or s.share("right") > MOSTLY:
+    if not s.enough or s.settings.group_size < 2 or share < IDENTICAL or s.share("right") > MOSTLY:
         return None
     field = "model.sampling.temperature (1.0 draws what the policy is)"
     if s.settings.temperature >= 0.9 and s.settings.cold_start:
@@ -401,34 +405,34 @@ def noise(s: RunStatistics) -> Found:
     return None
 
 
-RULES: Sequence[Rule] = (
-    Rule("D01", "too hard", too_hard),
-    Rule("D02", "too easy or memorised", too_easy),
-    Rule("D03", "always or never solved", split),
-    Rule("D04", "constant reward", constant_reward),
-    Rule("D05", "advantages of zero", weights_cancel),
-    Rule("D06", "wrong answers earn more", wrong_pays),
-    Rule("D07", "identical completions", identical),
-    Rule("D09", "small batch", small_batch),
-    Rule("D10", "cut off", cut_off),
-    Rule("D11", "form never reached", no_form),
-    Rule("D12", "no end", no_end),
-    Rule("D13", "episodes left out", left_out),
-    Rule("D14", "episodes that fail", failing),
-    Rule("D20", "vocabulary gap", unwritable),
-    Rule("D21", "leaked problems", leaked),
-    Rule("D22", "repeated problems", repeated),
-    Rule("D23", "prompts too long", too_long),
-    Rule("D24", "prompt without the question", no_question),
-    Rule("D25", "few held-out problems", few_held_out),
-    Rule("D30", "gold answers refused", refused),
-    Rule("D31", "demonstrations unpaid", unpaid),
-    Rule("D32", "empty completions paid", empty_paid),
-    Rule("D33", "noisy reward", noise),
-    Rule("D40", "rate too small", slow),
-    Rule("D41", "rate too large", fast),
-    Rule("D42", "updates lost in rounding", half_precision),
-    Rule("D43", "no update", no_update),
-    Rule("D44", "faster in bfloat16", faster_in_bfloat16),
-)
-"""Every rule, in the order of the codes."""
+RULES = {
+    "D01": ("too hard", too_hard),
+    "D02": ("too easy or memorised", too_easy),
+    "D03": ("always or never solved", split),
+    "D04": ("constant reward", constant_reward),
+    "D05": ("advantages of zero", weights_cancel),
+    "D06": ("wrong answers earn more", wrong_pays),
+    "D07": ("identical completions", identical),
+    "D09": ("small batch", small_batch),
+    "D10": ("cut off", cut_off),
+    "D11": ("form never reached", no_form),
+    "D12": ("no end", no_end),
+    "D13": ("episodes left out", left_out),
+    "D14": ("episodes that fail", failing),
+    "D20": ("vocabulary gap", unwritable),
+    "D21": ("leaked problems", leaked),
+    "D22": ("repeated problems", repeated),
+    "D23": ("prompts too long", too_long),
+    "D24": ("prompt without the question", no_question),
+    "D25": ("few held-out problems", few_held_out),
+    "D30": ("gold answers refused", refused),
+    "D31": ("demonstrations unpaid", unpaid),
+    "D32": ("empty completions paid", empty_paid),
+    "D33": ("noisy reward", noise),
+    "D40": ("rate too small", slow),
+    "D41": ("rate too large", fast),
+    "D42": ("updates lost in rounding", half_precision),
+    "D43": ("no update", no_update),
+    "D44": ("faster in bfloat16", faster_in_bfloat16),
+}
+"""Code -> name and function of each rule."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from grpo_pl.tools.doctor.finding import FEW_MIXED, MIN_ROLLOUTS, MOSTLY, Found, enough
-from grpo_pl.tools.doctor.run_statistics import RolloutStatistics, RunStatistics
+from grpo_pl.tools.doctor.run_statistics import FEW_MIXED, MIN_ROLLOUTS, MOSTLY, RolloutStatistics, RunStatistics
 
+Found = tuple[float, str, str] | None
+"""Figure, sentence and field of a finding."""
 LEAST_DRIFT = 0.1
 """Of a policy with an entropy of 1 nat a token or more; of one that is surer, in proportion less."""
 MOST_KL = 0.3
@@ -21,7 +22,7 @@ BFLOAT16_GAIN = 1.3
 
 def slow(s: RunStatistics) -> Found:
     drift = s.mean(lambda rollout: _at_peak(rollout, rollout.logprob_change))
-    if drift is None or not enough(s) or s.share("mixed", "groups") <= FEW_MIXED or half_precision(s) or no_update(s):
+    if drift is None or not s.enough or s.share("mixed", "groups") <= FEW_MIXED or half_precision(s) or no_update(s):
         return None
     total = drift * s.settings.rollouts
     unsure = s.mean(lambda rollout: rollout.entropy)
@@ -79,7 +80,7 @@ def no_update(s: RunStatistics) -> Found:
     moved = s.mean(lambda rollout: rollout.moved if rollout.mixed else None)
     if skipped:
         return float(skipped), f"{skipped} updates had a loss or gradient that is not finite and were skipped.", _RATE
-    if moved is None or moved > 0.0 or not enough(s):
+    if moved is None or moved > 0.0 or not s.enough:
         return None
     return 0.0, f"no weight changed in {len(s.rollouts)} rollouts, although rewards differ.", _RATE
 

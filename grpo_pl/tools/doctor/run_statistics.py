@@ -1,4 +1,4 @@
-"""``RunStatistics``: what was measured of a run, as plain numbers; what was not measured is None or missing."""
+"""``RunStatistics``: what was measured of a run, as plain numbers, None where it was not; and ``Finding``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from functools import cached_property
 from statistics import fmean
 
 from grpo_pl.functional.estimates import Estimate
+
+MIN_GROUPS, MIN_ROLLOUTS = 12, 3
+"""Fewer say nothing about shares."""
+MOSTLY = 0.95
+FEW_MIXED = 0.1
+"""Rewards count as equal where this share of the groups, or less, has completions of different rewards."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +175,11 @@ class RunStatistics:
     held_out: Estimate | None = None
     """Share of right answers to held-out problems, in the last validation."""
 
+    @property
+    def enough(self) -> bool:
+        """True if there were enough groups for shares of them to mean something."""
+        return len(self.rollouts) >= MIN_ROLLOUTS and self.total("groups") >= MIN_GROUPS
+
     def total(self, name: str) -> int:
         """A count of the rollouts, added up."""
         return sum(getattr(rollout, name) for rollout in self.rollouts)
@@ -195,3 +206,28 @@ class RunStatistics:
             )
             for parts in zip(*(rollout.rewards for rollout in self.rollouts), strict=True)
         ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A state that will hinder learning."""
+
+    code: str
+    name: str
+    figure: float
+    """The measured value; its unit is in the sentence."""
+    sentence: str
+    field: str
+    """The setting to change."""
+    fix: str = ""
+    """YAML that changes it, for a pretrained policy."""
+
+    def __str__(self) -> str:
+        return f"{self.code} {self.name}: {self.sentence} Change {self.field}."
+
+    def with_fix(self) -> str:
+        """The line of the finding, and below it the YAML to paste, if it has any."""
+        if not self.fix:
+            return str(self)
+        told = "  What may mend it, as a file of its own (fit --config yours.yaml --config it.yaml):"
+        return "\n".join([str(self), told, *(f"    {line}" for line in self.fix.splitlines())])

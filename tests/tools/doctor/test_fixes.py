@@ -14,8 +14,8 @@ from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rewards import ExactReward, FormatReward, MathReward, Reward
-from grpo_pl.tools.doctor.finding import Finding
 from grpo_pl.tools.doctor.fixes import with_fixes
+from grpo_pl.tools.doctor.run_statistics import Finding
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import SamplingParams
 from tests.conftest import TINY_POLICY, CommandLine
