@@ -180,37 +180,35 @@ def held_out_charts(columns: Mapping[str, Points], validations: Sequence[Mapping
     """
     found = []
     for place in dict.fromkeys(name.rpartition("/")[0] for name in columns if name.startswith("val/")):
-        names = {name: name.removeprefix(f"{place}/") for name in columns if name.rpartition("/")[0] == place}
-        series = [
-            Series(label=leaf, points=columns[name], band=interval(validations, name))
-            for name, leaf in names.items()
-            if leaf.startswith(SHARES)
-        ]
+        leaves = {name: name.rpartition("/")[2] for name in columns if name.rpartition("/")[0] == place}
+        shares = {name: leaf for name, leaf in leaves.items() if leaf.startswith(SHARES)}
         title = "Held-out problems" if place == "val" else f"Held-out: {place.removeprefix('val/')}"
-        found.append(Chart(title=title, note="answered correctly", series=series, unit="share", smooth=False))
-    found += [_reward_chart(place, columns, validations) for place in _places(columns)]
+        found.append(_held_out_chart(title, "answered correctly", "share", shares, columns, validations))
+    for summed in [name for name in columns if name.startswith("val/") and name.endswith("/reward")]:
+        place = summed.removesuffix("/reward")  # of a run without a correctness reward
+        below = f"{place}/rewards/"
+        rewards = {name: name.removeprefix(below) for name in columns if name.startswith(below)}
+        title = "Held-out reward" if place == "val" else f"Held-out reward: {place.removeprefix('val/')}"
+        note = "weighted sum and each reward, mean over problems"
+        found.append(_held_out_chart(title, note, "reward", {summed: "reward", **rewards}, columns, validations))
     for place in dict.fromkeys(place for row in validations for place in row["pass_at"]):
         ends = {f"rollout {row['step']}": row for row in (validations[0], validations[-1])}
         found.append(pass_chart(place, ends))
     return [thinned(chart) for chart in found if chart.series]
 
 
-def _places(columns: Iterable[str]) -> list[str]:
-    """The groups of held-out problems of a run without a correctness reward: ``val`` and ``val/<set>``."""
-    return [name.removesuffix("/reward") for name in columns if name.startswith("val/") and name.endswith("/reward")]
-
-
-def _reward_chart(place: str, columns: Mapping[str, Points], validations: Sequence[Mapping[str, Any]]) -> Chart:
-    """The weighted sum and each reward of held-out problems."""
-    names = {name: name.removeprefix(f"{place}/") for name in columns if name.startswith(f"{place}/reward")}
+def _held_out_chart(
+    title: str,
+    note: str,
+    unit: str,
+    labels: Mapping[str, str],
+    columns: Mapping[str, Points],
+    validations: Sequence[Mapping[str, Any]],
+) -> Chart:
     series = [
-        Series(label=leaf.removeprefix("rewards/"), points=columns[name], band=interval(validations, name))
-        for name, leaf in names.items()
-        if leaf == "reward" or leaf.startswith("rewards/")
+        Series(label=label, points=columns[name], band=interval(validations, name)) for name, label in labels.items()
     ]
-    title = "Held-out reward" if place == "val" else f"Held-out reward: {place.removeprefix('val/')}"
-    note = "weighted sum and each reward, mean over problems"
-    return Chart(title=title, note=note, series=series, unit="reward", smooth=False)
+    return Chart(title=title, note=note, series=series, unit=unit, smooth=False)
 
 
 def interval(validations: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float, float]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpo_pl
 from grpo_pl.evaluation.curves import Points, read_curves
-from grpo_pl.files.runs import RunFolder, read_settings
+from grpo_pl.files.runs import RunFolder, flat_settings, read_settings
 
 _HELD_OUT = re.compile(r"val(/.+)?/(greedy|pass@\d+|maj@\d+|reward)")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -31,17 +31,18 @@ def model_card(
     """
     from huggingface_hub import ModelCard, ModelCardData
 
-    config = read_settings(run.config.read_text(encoding="utf-8")) if run.config.is_file() else {}
+    text = run.config.read_text(encoding="utf-8") if run.config.is_file() else ""
+    config = flat_settings(read_settings(text) or {})
     curves = read_curves(run.metrics) if run.metrics.is_file() else {}
     if rollouts is not None:
         curves = {name: [point for point in points if point[0] <= rollouts] for name, points in curves.items()}
     curves = {name: points for name, points in curves.items() if points}
     held_out = {name.removeprefix("val/"): points for name, points in curves.items() if _HELD_OUT.fullmatch(name)}
-    source = (config.get("data") or {}).get("source") or {}
-    path = str((source.get("init_args") or {}).get("path") or "")
-    dataset = path if _HUB_NAME.fullmatch(path) and not Path(path).exists() else None
-    problems = dataset or str(source.get("class_path") or "problems").rpartition(".")[2]
-    base, inherited = _base(config)
+    path = str(config.get("data.source.init_args.path") or "")
+    dataset = path if _is_on_hub(path) else None
+    problems = dataset or str(config.get("data.source.class_path") or "problems").rpartition(".")[2]
+    local = config.get("model.policy.path")
+    base, inherited = _base(local)
     license = license or inherited or ""
     data = ModelCardData(
         base_model=base,
@@ -53,7 +54,6 @@ def model_card(
         pipeline_tag="text-generation",
         tags=["grpo", "reinforcement-learning", "grpo_pl"],
     )
-    local = ((config.get("model") or {}).get("policy") or {}).get("path")
     begun = base or (f"`{PurePath(local).name}`" if local else None)  # its file or folder, and no path of a machine
     last = max((points[-1][0] for points in curves.values()), default=None)
     rows = [f"| {key} | {of[0][1]:.3f} | {of[-1][1]:.3f} | {of[-1][0]} |" for key, of in held_out.items()]
@@ -69,7 +69,7 @@ def model_card(
         heading + "\n".join(rows) if rows else "",
         _training(run, config, curves, rewards, last),
         f"## Licence\n\n{license}" if license else f"## Licence\n\nNot stated{kept}.",
-        _configuration(run),
+        _configuration(text.strip()),
     ]
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(filter(None, body)) + "\n"))
 
@@ -92,16 +92,18 @@ def _results(held_out: Mapping[str, Points], dataset: str | None, problems: str)
     ]
 
 
-def _base(config: Mapping[str, Any]) -> tuple[str | None, str | None]:
+def _is_on_hub(path: str) -> bool:
+    return _HUB_NAME.fullmatch(path) is not None and not Path(path).exists()
+
+
+def _base(path: str | None) -> tuple[str | None, str | None]:
     """The base model's name on the hub and its licence, as far as they are known."""
     from huggingface_hub import ModelCard
 
-    path = ((config.get("model") or {}).get("policy") or {}).get("path")
-    readme = Path(path or "") / "README.md"
-    if path and readme.is_file():
+    if path and (readme := Path(path) / "README.md").is_file():
         told = ModelCard.load(readme, ignore_metadata_errors=True).data.to_dict()
         return told.get("base_model"), told.get("license")
-    return (path, None) if path and not Path(path).exists() and _HUB_NAME.fullmatch(path) else (None, None)
+    return (path, None) if path and _is_on_hub(path) else (None, None)
 
 
 def _training(
@@ -112,15 +114,14 @@ def _training(
     last: int | None,
 ) -> str:
     record = json.loads(run.record.read_text(encoding="utf-8")) if run.record.is_file() else {}
-    model, data = config.get("model") or {}, config.get("data") or {}
-    sampling, algorithm = model.get("sampling") or {}, model.get("algorithm") or {}
+    group_size = config.get("model.algorithm.group_size", config.get("model.algorithm.init_args.group_size"))
     facts = {
         "parameters": f"{record['parameters']:,}" if record.get("parameters") else None,
         "rollouts": last,
-        "problems per rollout": data.get("prompts_per_step"),
-        "completions per problem": (algorithm.get("init_args") or algorithm).get("group_size"),
-        "longest completion": sampling.get("max_completion_length"),
-        "learning rate": (model.get("optimization") or {}).get("lr"),
+        "problems per rollout": config.get("data.prompts_per_step"),
+        "completions per problem": group_size,
+        "longest completion": config.get("model.sampling.max_completion_length"),
+        "learning rate": config.get("model.optimization.lr"),
         "seed": config.get("seed_everything"),
         "reward at the end": f"{curves['reward'][-1][1]:.3f}" if "reward" in curves else None,
         "rewards": ", ".join(f"`{spec['class_path'].rpartition('.')[2]}`" for spec in rewards) or None,
@@ -129,10 +130,9 @@ def _training(
     return "## Training\n\n| | |\n|---|---|\n" + "\n".join(rows)
 
 
-def _configuration(run: RunFolder) -> str:
-    if not run.config.is_file():
+def _configuration(text: str) -> str:
+    if not text:
         return ""
-    text = run.config.read_text(encoding="utf-8").strip()
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]}\n# … {len(text) - _LONGEST} more characters"
     fence = "`" * (max(map(len, re.findall("`+", text)), default=0) + 3)

@@ -41,10 +41,7 @@ OF_THE_RUN = ("config", "resume", "ckpt_path", "name", "runs_dir")
 def write_report(run: RunFolder) -> Path:
     """Writes ``report.html`` into a run's folder, atomically, and returns its path."""
     require_run(run)
-    page = build_page(run)
-    with staged(run.report) as file:
-        file.write_text(page, encoding="utf-8", errors="replace")
-    return run.report
+    return _written(build_page(run), run.report)
 
 
 def write_comparison(runs: Sequence[RunFolder], output: Path) -> Path:
@@ -58,10 +55,13 @@ def write_comparison(runs: Sequence[RunFolder], output: Path) -> Path:
     if twice is not None:
         raise ValueError(f"{twice} is given twice: a run is not compared with itself.")
     named = {_shortest_name(path, paths): run for path, run in zip(paths, runs, strict=True)}
-    page = _page(comparison_data(named))
-    with staged(output) as file:
-        file.write_text(page, encoding="utf-8", errors="replace")
-    return output
+    return _written(_page(comparison_data(named)), output)
+
+
+def _written(page: str, file: Path) -> Path:
+    with staged(file) as staging:
+        staging.write_text(page, encoding="utf-8", errors="replace")
+    return file
 
 
 def _shortest_name(path: Path, paths: Sequence[Path]) -> str:
@@ -197,11 +197,10 @@ def tiles(columns: Mapping[str, Points], validations: Sequence[Row] = ()) -> lis
             measured = validations[-1]["metrics"].get(name) if validations else None
             interval = {"interval": [short(measured["low"]), short(measured["high"])]} if measured else {}
             found.append({"label": label, **_ends(columns[name]), **interval})
-    if "step_time" in columns:
-        seconds = sum(value for _, value in columns["step_time"])
-        count = len(columns["step_time"])
-        minutes = f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
-        found.append({"label": "rollouts", "value": str(count), "note": f"{minutes} without validation"})
+    if times := columns.get("step_time"):
+        minutes, seconds = divmod(int(sum(value for _, value in times)), 60)
+        note = f"{minutes} min {seconds:02d} s without validation"
+        found.append({"label": "rollouts", "value": str(len(times)), "note": note})
     if "num_tokens" in columns:
         tokens = columns["num_tokens"][-1][1]
         found.append({"label": "tokens written", "value": _short(tokens), "note": "by the policy, in training"})
