@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -65,27 +65,35 @@ class Answerer:
             fits = sampler.episodes.fits(dialogue, sampler.pool.environment, context)
         return leave_no_room(problems, total, fits, print)
 
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Context manager: rewards and environments are closed at its end."""
+        with ExitStack() as stack:
+            for reward in self.rewards:
+                stack.enter_context(closing(reward))
+            if self.sampler.pool is not None:
+                stack.enter_context(self.sampler.pool)
+            yield
+
+    def judge(self, drawn: Samples) -> ScoredBatch:
+        """The scores of completions by all rewards."""
+        return score_completions(
+            self.rewards,
+            completions=drawn.completions,
+            answers=[prompt.answer for prompt in drawn.per_row],
+            columns=drawn.columns(needs_of(self.rewards)),
+        )
+
     def answers(
         self, title: str, problems: Iterable[Problem], total: int, *, samples: int, seed: int, batch_size: int
     ) -> Generator[tuple[Samples, ScoredBatch]]:
         """Judged completions of ``total`` problems, batch by batch, with a progress bar; closes rewards and
         environments when it is closed itself."""
         rest, done = iter(problems), 0
-        with ExitStack() as stack:
-            for reward in self.rewards:
-                stack.enter_context(closing(reward))
-            if self.sampler.pool is not None:
-                stack.enter_context(self.sampler.pool)
-            advance = stack.enter_context(progress_bar(title, total))
+        with self.closed(), progress_bar(title, total) as advance:
             while batch := list(islice(rest, max(1, batch_size // samples))):
                 drawn = self.sample(batch, samples=samples, seed=seed)
-                scored = score_completions(
-                    self.rewards,
-                    completions=drawn.completions,
-                    answers=[prompt.answer for prompt in drawn.per_row],
-                    columns=drawn.columns(needs_of(self.rewards)),
-                )
-                yield drawn, scored
+                yield drawn, self.judge(drawn)
                 done += len(batch)
                 advance(done)
 
@@ -112,11 +120,7 @@ def load_answerer(trained: ServedModel, device: str, sampling: SamplingParams) -
     return Answerer(
         computing=partial(trained.computing, model),
         sampler=CompletionSampler(
-            engine=engine,
-            template=trained.template,
-            tokenizer=trained.tokenizer,
-            pool=pool,
-            episodes=episodes,
+            engine=engine, template=trained.template, tokenizer=trained.tokenizer, pool=pool, episodes=episodes
         ),
         model=model,
         sampling=sampling,

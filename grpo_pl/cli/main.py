@@ -23,8 +23,7 @@ import grpo_pl
 from grpo_pl.cli.commands import TRAINER_VERBS, VERBS
 from grpo_pl.cli.help_page import split_help, stored_page
 from grpo_pl.config.jsonargparse_adapter import USAGE_ERROR, Parser, explain, options_described
-from grpo_pl.config.objects import ConfigError
-from grpo_pl.config.overrides import gather
+from grpo_pl.config.objects import ConfigError, gather
 from grpo_pl.config.shipped import with_shipped_configs
 from grpo_pl.config.suggestions import nearest
 from grpo_pl.distributed.orphans import end_with_launcher

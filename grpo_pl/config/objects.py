@@ -11,6 +11,7 @@ none of its fields. `grpo-pl fit` and `grpo-pl validate` read by the same rules 
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from argparse import ArgumentError
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,6 +25,7 @@ from jsonargparse import Namespace, get_loader
 
 from grpo_pl.config.jsonargparse_adapter import Parser, add_preset_option, explain, option_names, subclasses_allowed
 from grpo_pl.config.presets import PRESET
+from grpo_pl.config.suggestions import nearest
 from grpo_pl.environments.base import Environment
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rewards.batch import check_rewards
@@ -32,7 +34,8 @@ from grpo_pl.rewards.trust import SOURCES, check_environment_trusted, check_rewa
 T = TypeVar("T")
 OWN_CLASSES = {"model.algorithm": "grpo_pl.objective.algorithm.GRPOAlgorithm"}
 """Keys whose fields are given directly, or else a ``class_path`` of a subclass with its ``init_args``."""
-
+ConfigArguments = str | Path | list[str] | None
+"""One file, or several files and options such as ``--data.source.digits=3``, in their order."""
 
 _load_yaml = get_loader("yaml")
 """The parser's own reading of YAML, so that a value means the same in a file of a run and on its way to the parser."""
@@ -52,6 +55,18 @@ class ConfigError(ValueError):
 def read(files: Sequence[Path | str], options: Sequence[str] = ()) -> Config:
     """Settings of YAML files and of options such as ``--data.source.digits=3``, later ones over earlier ones."""
     return Config(tuple(map(str, files)), tuple(read_tree(Path(file)) for file in files), tuple(options))
+
+
+def settings(given: ConfigArguments, *keys: str) -> Config:
+    """The settings that a verb reads, of which it uses those under ``keys``, such as ``data.source``."""
+    items = [str(given)] if isinstance(given, str | Path) else given or []
+    options = [item for item in items if item.startswith("--")]
+    for option in options:
+        name = option.partition("=")[0].removeprefix("--")
+        if not any(f"{name}.".startswith((f"{key}.", f"{key}+.")) for key in keys):
+            hint = nearest(name, keys) or f": of a configuration, this command reads {', '.join(keys)}"
+            raise ConfigError(f"unknown option --{name}{hint}")
+    return read([item for item in items if not item.startswith("--")], options)
 
 
 def read_tree(file: Path) -> dict[str, Any]:
@@ -219,6 +234,26 @@ def values_of(args: Sequence[str], *flags: str) -> list[str]:
         if flag in flags and (equals or after is not None):
             values.append(value if equals else str(after))
     return values
+
+
+def gather(args: Sequence[str]) -> list[str]:
+    """Arguments in which every ``--config`` and every option with a dot has become one ``--config``, as `settings`
+    reads it."""
+    rest: list[str] = []
+    options: list[str] = []
+    waiting = list(args)
+    while waiting:
+        arg = waiting.pop(0)
+        flag, equals, _ = arg.partition("=")
+        if not (flag == "--config" or (flag.startswith("--") and "." in flag)) or not (equals or waiting):
+            rest.append(arg)
+        else:
+            options.append(arg if equals else f"{arg}={waiting.pop(0)}")
+    files = values_of(options, "--config")
+    items = [*files, *(option for option in options if not option.startswith("--config="))]
+    if items:
+        rest.append(f"--config={items[0] if items == files and len(items) == 1 else json.dumps(items)}")
+    return rest
 
 
 def own_classes(trees: Sequence[Mapping[str, Any]], options: Sequence[str]) -> list[type]:

@@ -10,7 +10,7 @@ from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 
 from grpo_pl.config.objects import build
-from grpo_pl.config.overrides import ConfigArguments, settings
+from grpo_pl.config.objects import ConfigArguments, settings
 from grpo_pl.data.datamodule import RolloutDataModule, check_shares
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.functional.native import training_kernels

@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 from grpo_pl.cli.main import main
-from grpo_pl.config.objects import ConfigError
-from grpo_pl.config.overrides import gather, settings
+from grpo_pl.config.objects import ConfigError, gather, settings
 from grpo_pl.types import SamplingParams
 from tests.conftest import exit_status
 

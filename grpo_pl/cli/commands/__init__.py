@@ -1,5 +1,7 @@
 """Verbs of ``grpo-pl`` that need no Trainer, one file each."""
 
+from __future__ import annotations
+
 TRAINER_VERBS: dict[str, str] = {
     "fit": "Trains a policy as a configuration says, into a run folder of its own.",
     "doctor": "Looks at a configuration's problems, rewards and first rollouts, and says what will hinder learning.",
@@ -22,3 +24,10 @@ VERBS: dict[str, str] = {
 }
 """Verb -> what it does, in one line. ``commands/<verb>.py`` holds a function of that name; its typed arguments become
 options and its docstring becomes their help. It returns an exit status or None for success."""
+
+
+def check_at_least(least: int, **options: int | None) -> None:
+    """Refuses options that are given and below ``least``."""
+    for name, value in options.items():
+        if value is not None and value < least:
+            raise ValueError(f"--{name} must be at least {least}, got {value}.")

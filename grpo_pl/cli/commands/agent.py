@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_pl.environments.base import Observation, text_of
-from grpo_pl.rewards.base import needs_of
-from grpo_pl.rewards.batch import score_completions
 
 if TYPE_CHECKING:
     from grpo_pl.rollout.episode_rows import Episode
@@ -81,13 +79,7 @@ def agent(
         print(f"reward {episode.value:g}{why}, ended by {episode.finish_reason}")
         return 0
     print(f"ended by {episode.finish_reason}{why}; the rewards of {model} judge {drawn.completions[0]!r}:")
-    scored = score_completions(
-        answerer.rewards,
-        completions=drawn.completions,
-        answers=[answer],
-        columns=drawn.columns(needs_of(answerer.rewards)),
-    )
-    for reward, (score,) in zip(answerer.rewards, scored.scores, strict=True):
+    for reward, (score,) in zip(answerer.rewards, answerer.judge(drawn).scores, strict=True):
         print(f"  {reward.name}: {'no value' if score.value is None else f'{score.value:g}'} ({score.status})")
     return 0
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from grpo_pl.config.objects import Config
-from grpo_pl.config.overrides import ConfigArguments, settings
+from grpo_pl.cli.commands import check_at_least
+from grpo_pl.config.objects import Config, ConfigArguments, settings
 from grpo_pl.config.presets import PRESET
 from grpo_pl.config.shipped import CONFIGS
 from grpo_pl.evaluation.curves import Points, read_curves
@@ -52,8 +52,7 @@ def compare(
     last = settings(overlay)
     if PRESET in Config(last.files, last.trees, given.options):
         raise ValueError(f"{PRESET} would take the place of every preset of --algorithms: name it there only.")
-    if steps < 1:
-        raise ValueError(f"--steps must be at least 1, got {steps}.")
+    check_at_least(1, steps=steps)
     if importlib.util.find_spec("matplotlib") is None:
         raise ImportError("compare draws with matplotlib, which is not installed: pip install 'grpo_pl[plot]'.")
     folder = claim_run_folder(Path(runs_dir), name).path

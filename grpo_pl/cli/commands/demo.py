@@ -7,8 +7,9 @@ import sys
 import webbrowser
 from pathlib import Path
 
+from grpo_pl.cli.commands import check_at_least
 from grpo_pl.cli.main import main
-from grpo_pl.config.overrides import ConfigArguments
+from grpo_pl.config.objects import ConfigArguments
 from grpo_pl.files.runs import newest_run_folder
 
 LIVE = "grpo_pl.tools.live.LiveView"
@@ -40,8 +41,7 @@ def demo(
         runs_dir: folder that holds one folder per run.
         name: name of the run.
     """
-    if every < 1:
-        raise ValueError(f"--every must be at least 1, got {every}.")
+    check_at_least(1, every=every)
     items = [str(config)] if isinstance(config, str | Path) else config or []
     if all(item.startswith("--") for item in items):  # options alone
         items = [DEFAULT, *items]

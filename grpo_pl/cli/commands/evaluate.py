@@ -5,23 +5,26 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
+from grpo_pl.cli.commands import check_at_least
 from grpo_pl.files.rows import check_output, line_name, read_lines, row_writer
 from grpo_pl.training.progress import progress_bar
 from serve.settings import API_KEY
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from grpo_pl.policy.trained import ServedModel
     from serve.schemas import EvalProblem, Sampling
 
+Model = TypeVar("Model", bound="BaseModel")
 _QUESTION_NAMES = ("problem", "question", "prompt")
 
 
@@ -70,21 +73,13 @@ def evaluate(
         raise ValueError("--data is missing: give a JSONL file with problem and answer on each line.")
     if (model is None) == (server is None):
         raise ValueError("give either --model (evaluates in this process) or --server (asks a running server).")
-    for name, value in (("limit", limit), ("max_batch_size", max_batch_size)):
-        if value is not None and value < 1:
-            raise ValueError(f"--{name} must be at least 1, got {value}.")
+    check_at_least(1, limit=limit, max_batch_size=max_batch_size)
     check_output(Path(output), Path(data))
-    from pydantic import ValidationError
-
     from grpo_pl.evaluation.metrics import summarise
     from serve.schemas import Sampling
 
     asked = {"n": n, "temperature": temperature, "top_p": top_p, "max_completion_length": max_completion_length}
-    try:
-        Sampling.model_validate(asked)
-    except ValidationError as error:
-        fault = error.errors(include_url=False, include_input=False)[0]
-        raise ValueError(f"--{fault['loc'][0]}: {fault['msg']}.") from error
+    sampling = _validated(Sampling, asked, "--")
     if server is not None:
         from serve.client import evaluate_remotely
 
@@ -100,7 +95,7 @@ def evaluate(
         trained = find_model(Path(str(model)), trust_rewards=trust_rewards)
         problems = read_problems(Path(data), limit, asks=trained.environment is None)
         answer = evaluate_locally if trained.environment is None else evaluate_episodes
-        sampling, place = Sampling.model_validate(asked), choose_device(device)
+        place = choose_device(device)
         answers = answer(trained, problems, sampling, seed=seed, device=place, max_rows=max_batch_size)
     with row_writer(Path(output)) as write:  # which refuses before the first question is asked
         for result in (results := _gather(answers, len(problems))):
@@ -137,12 +132,8 @@ def evaluate_episodes(
         top_k=sampling.top_k,
     )
     answerer = load_answerer(model, device, drawing)
-    assert answerer.sampler.pool is not None
     together = max(1, max_rows // n)
-    with ExitStack() as stack:
-        for reward in answerer.rewards:
-            stack.enter_context(closing(reward))
-        stack.enter_context(answerer.sampler.pool)
+    with answerer.closed():
         for first in range(0, len(problems), together):
             part = problems[first : first + together]
             asked = []
@@ -178,25 +169,30 @@ def read_problems(file: Path, limit: int | None = None, *, asks: bool = True) ->
     Args:
         asks: each line needs a problem and an answer; without one they are empty where they are missing.
     """
-    from pydantic import ValidationError
-
     from serve.schemas import EvalProblem
 
     problems: list[EvalProblem] = []
     for number, _, row in islice(read_lines(file), limit):
         name = next((name for name in _QUESTION_NAMES if name in row), "problem")
         row = row if asks else {name: "", "answer": "", **row}
-        try:
-            fields = {key: value for key, value in row.items() if key != name}
-            fields |= {"answer": str(row["answer"])} if isinstance(row.get("answer"), int | float) else {}
-            problems.append(EvalProblem.model_validate({"problem": row.get(name), **fields} if name in row else fields))
-        except ValidationError as error:
-            fault = error.errors(include_url=False, include_input=False)[0]
-            field = ".".join(map(str, fault["loc"]))
-            raise ValueError(f"{line_name(file, number)}: {field}: {fault['msg']}.") from error
+        fields = {"problem" if key == name else key: value for key, value in row.items()}
+        if isinstance(fields.get("answer"), int | float):
+            fields["answer"] = str(fields["answer"])
+        problems.append(_validated(EvalProblem, fields, f"{line_name(file, number)}: "))
     if not problems:
         raise ValueError(f"{file} holds no problems.")
     return problems
+
+
+def _validated(kind: type[Model], fields: Mapping[str, Any], where: str) -> Model:
+    """The fields as a model of pydantic's; the first fault is one line that begins with ``where`` and the field."""
+    from pydantic import ValidationError
+
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        raise ValueError(f"{where}{'.'.join(map(str, fault['loc']))}: {fault['msg']}.") from error
 
 
 def _gather(answers: Iterable[tuple[int, dict[str, Any]]], count: int) -> list[dict[str, Any]]:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_pl.cli.answering import Answerer, load_answerer, training_problems
-from grpo_pl.config.overrides import ConfigArguments, settings
+from grpo_pl.cli.commands import check_at_least
+from grpo_pl.config.objects import ConfigArguments, settings
 from grpo_pl.data.cells import is_multiple_choice, is_true_or_false
 from grpo_pl.files.rows import Row, append_rows, check_output, resume_rows, row_writer
 from grpo_pl.rewards.base import require_correctness
@@ -20,7 +21,6 @@ from grpo_pl.rewards.base import require_correctness
 if TYPE_CHECKING:
     from grpo_pl.config.objects import Config
     from grpo_pl.data.datamodule import RolloutDataModule
-    from grpo_pl.policy.trained import ServedModel
     from grpo_pl.types import Problem
 
 RATE = "pass_rate"
@@ -65,10 +65,8 @@ def filter(
     """
     if config is None:
         raise ValueError("--config is missing: give a configuration with data.source.")
-    if samples < 0 or batch_size < 1:
-        raise ValueError(f"need --samples >= 0 and --batch_size >= 1, got {samples} and {batch_size}.")
-    if prompts is not None and prompts < 1:
-        raise ValueError(f"--prompts must be at least 1, got {prompts}.")
+    check_at_least(0, samples=samples)
+    check_at_least(1, batch_size=batch_size, prompts=prompts)
     low, high = read_range(keep)
     given = settings(config, "data", "model")
     from grpo_pl.data.datamodule import RolloutDataModule
@@ -92,7 +90,13 @@ def filter(
     measured = None
     if samples:
         trained = None if model is None else find_model(Path(model), trust_rewards=trust_rewards)
-        measured = _rate_file(Path(output), given, data, model, trained, samples=samples, seed=seed)
+        version = None
+        if trained is not None:
+            from serve.weights import version_id
+
+            version = version_id(trained)
+        conditions = (given.trees, given.options, data.digests(), version)
+        measured = _RateFile(Path(output), conditions, [model, samples, seed])
         todo = asked - measured.rates.keys()
         if len(todo) < len(asked):
             print(f"{len(asked) - len(todo)} problems were measured before ({measured.path})")
@@ -133,14 +137,16 @@ def read_range(text: str) -> tuple[float, float]:
 
 
 class _RateFile:
-    """A file of the rates measured so far, one line each; valid for one policy and one way of measuring."""
+    """A file of the rates measured so far, one line each; valid for one configuration with its data and weights
+    (``conditions``), and for what it was ``measured_with``."""
 
-    def __init__(self, output: Path, measured_with: Sequence[Any]) -> None:
+    def __init__(self, output: Path, conditions: object, measured_with: Sequence[Any]) -> None:
         self.path = output.with_name(f"{output.name}.measured")
         self.rates: dict[int, float | None] = {}
         self.unjudged = 0
         """Completions that could not be judged; no rate includes them."""
-        header = {"measured_with": list(measured_with)}
+        digest = hashlib.sha256(repr(conditions).encode()).hexdigest()[:16]
+        header = {"measured_with": [digest, *measured_with]}
         before = resume_rows(self.path)
         if before and before[0] != header:
             raise ValueError(
@@ -163,27 +169,6 @@ class _RateFile:
     def _count(self, row: Row) -> None:
         self.rates[row["id"]] = row[RATE]
         self.unjudged += row["unjudged"]
-
-
-def _rate_file(
-    output: Path,
-    given: Config,
-    data: RolloutDataModule,
-    model: str | None,
-    trained: ServedModel | None,
-    *,
-    samples: int,
-    seed: int,
-) -> _RateFile:
-    """The rates that were measured before with the same configuration, data, weights, samples and seed."""
-    version = None
-    if trained is not None:
-        from serve.weights import version_id
-
-        version = version_id(trained)
-    conditions = (given.trees, given.options, data.digests(), version)
-    digest = hashlib.sha256(repr(conditions).encode()).hexdigest()[:16]
-    return _RateFile(output, [digest, model, samples, seed])
 
 
 def _measure(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from rich.console import Console
 from rich.table import Table
 
-from grpo_pl.config.overrides import ConfigArguments
+from grpo_pl.config.objects import ConfigArguments
 from grpo_pl.policy.loading import context_length
 from grpo_pl.tools.memory import (
     GIB,

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_pl.cli.answering import load_answerer, training_problems
-from grpo_pl.config.overrides import ConfigArguments, settings
+from grpo_pl.cli.commands import check_at_least
+from grpo_pl.config.objects import ConfigArguments, settings
 from grpo_pl.files.rows import row_writer
 from grpo_pl.files.runs import RunFolder
 from grpo_pl.policy.dialogue import messages_of, opening
@@ -64,10 +65,8 @@ def predict(
     """
     if model is None:
         raise ValueError("--model is missing: give an exported folder, a run folder or a checkpoint.")
-    counts = {"prompts": prompts, "samples": samples, "batch_size": batch_size}
-    for name, value in (counts | {"max_completion_length": max_completion_length}).items():
-        if value is not None and value < 1:
-            raise ValueError(f"--{name} must be at least 1, got {value}.")
+    check_at_least(1, prompts=prompts, samples=samples, batch_size=batch_size)
+    check_at_least(1, max_completion_length=max_completion_length)
     from grpo_pl.data.sources import PromptSource
     from grpo_pl.policy.trained import find_model
 

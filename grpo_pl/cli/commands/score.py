@@ -13,7 +13,7 @@ from typing import Any, get_args
 from rich.console import Console
 from rich.table import Table
 
-from grpo_pl.config.overrides import ConfigArguments, settings
+from grpo_pl.config.objects import ConfigArguments, settings
 from grpo_pl.config.suggestions import nearest
 from grpo_pl.files.rows import check_output, count_rows, read_rows, require_rows, row_writer
 from grpo_pl.rewards.base import Reward, Score, Status, require_correctness
@@ -98,7 +98,7 @@ def score(
     """
     if config is None:
         raise ValueError("--config is missing: give a YAML file with `rewards`, such as the configuration of a run.")
-    rewards = load_rewards(config)
+    rewards, episodes = load_rewards(config)
     source = Path(file)
     target = Path(output) if output is not None else source.with_name(f"{source.stem}.scores.jsonl")
     with ExitStack() as stack:
@@ -111,24 +111,22 @@ def score(
             completion_column=completion_column,
             answer_column=answer_column,
             batch_size=batch_size,
-            episodes=settings(config, "rewards", "model.rewards", "model.episodes").build(
-                "model.episodes", EpisodeSettings
-            ),
+            episodes=episodes,
         )
     print_summary(summary, rewards, Console())
     print(f"scores: {target}")
     return 0 if summary.passed else 1
 
 
-def load_rewards(config: ConfigArguments) -> list[Reward]:
-    """The rewards under ``rewards`` or ``model.rewards`` of a YAML file."""
+def load_rewards(config: ConfigArguments) -> tuple[list[Reward], EpisodeSettings]:
+    """The rewards under ``rewards`` or ``model.rewards`` of a YAML file, and what they see of an exchange."""
     given = settings(config, "rewards", "model.rewards", "model.episodes")
     key = next((key for key in ("rewards", "model.rewards") if key in given), None)
     if key is None:
         raise ValueError(f"{' and '.join(given.files)} has neither `rewards` nor `model.rewards`.")
     rewards = given.build(key, list[Reward])
     check_rewards(rewards)
-    return rewards
+    return rewards, given.build("model.episodes", EpisodeSettings)
 
 
 def score_file(
@@ -181,9 +179,8 @@ def _arrange(
                 raise ValueError(f"row {number} has no {name!r}; its columns are {sorted(row)}.")
         text = _seen(row[completion], episodes)
         if text is None:
-            raise ValueError(
-                f"row {number}: {completion!r} must be text or a list of messages, got {row[completion]!r}."
-            )
+            told = f"{completion!r} must be text or a list of messages, got {row[completion]!r}."
+            raise ValueError(f"row {number}: {told}")
         texts.append(text)
     further = dict.fromkeys(key for row in batch for key in row if key not in names)
     columns = {key: [row.get(key) for row in batch] for key in further}
@@ -233,13 +230,7 @@ def _describe(
     for offset, (row, total, judged) in enumerate(zip(batch, scored.totals(), scored.judged(), strict=True)):
         scores = scored.described(offset)
         summary.count(scores, total, correct[offset])
-        written = {
-            **row,
-            "scores": scores,
-            "reward": total,
-            "correct": correct[offset],
-            **scored.extra_of(offset),
-        }
+        written = {**row, "scores": scores, "reward": total, "correct": correct[offset], **scored.extra_of(offset)}
         if "expected" in row:
             written["agrees"] = meets(_expectation(row["expected"], first + offset), judged)
             summary.expectations += 1

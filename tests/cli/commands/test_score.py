@@ -120,7 +120,7 @@ def test_columns_have_other_names_on_demand_and_reach_the_rewards(tmp_path: Path
     )
     rows = [{"text": "ab", "prompt": "a", "solution": "b", "gold": 1}, {"text": "b", "solution": "b", "gold": 1}]
     options = {"completion_column": "text", "answer_column": "gold"}
-    rewards = load_rewards(tmp_path / "c.yaml")
+    rewards, _ = load_rewards(tmp_path / "c.yaml")
     summary = score_file(write(tmp_path / "rows.jsonl", rows), rewards, **options)  # type: ignore[arg-type]
     assert (summary.rows, summary.correct) == (2, 2)
 
@@ -285,7 +285,7 @@ def test_configs_without_usable_rewards_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_configuration_of_a_training_run_will_do() -> None:
-    rewards = load_rewards(Path(__file__).resolve().parents[3] / "configs" / "quickstart.yaml")
+    rewards, _ = load_rewards(Path(__file__).resolve().parents[3] / "configs" / "quickstart.yaml")
     assert isinstance(rewards[0], MathReward)
     assert isinstance(rewards[1], FormatReward)
     assert rewards[1].weight == 0.1
