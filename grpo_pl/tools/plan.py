@@ -8,15 +8,15 @@ from typing import Any, cast
 import torch
 from jsonargparse import Namespace
 from lightning.pytorch import Trainer
+from transformers import PreTrainedModel
 
-from grpo_pl.config.objects import build
-from grpo_pl.config.objects import ConfigArguments, settings
+from grpo_pl.config.objects import ConfigArguments, build, settings
 from grpo_pl.data.datamodule import RolloutDataModule, check_shares
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.functional.native import training_kernels
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.fused_modules import is_fused
-from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer
 from grpo_pl.policy.quiet import quiet_libraries
 from grpo_pl.policy.teacher import TeacherConfig
 from grpo_pl.policy.template import PromptTemplate
@@ -47,7 +47,7 @@ def resolved_settings(files: ConfigArguments) -> Namespace:
     return Namespace({name: given.settings(name, kind) for name, kind in parts.items()})
 
 
-def meta_model(parts: Any) -> Any:
+def meta_model(parts: Any) -> PreTrainedModel:
     """The policy without its weights."""
     policy = _policy(parts)
     tokenizer = load_tokenizer(policy)
@@ -94,11 +94,11 @@ def teachers_of(parts: Any, layout: Layout) -> tuple[float, float]:
     return max(sizes), heads
 
 
-def workload(parts: Any, *, gpus: int, prompt_tokens: int, context: int | None = None) -> Workload:
+def workload(parts: Any, policy: PreTrainedModel, *, gpus: int, prompt_tokens: int) -> Workload:
     """The work of one of ``gpus`` processes.
 
     Args:
-        context: most tokens that the model reads, which bounds episodes.
+        policy: the model, from `meta_model`.
     """
     model = parts.model
     algorithm = build(GRPOAlgorithm, model.algorithm, "model.algorithm")
@@ -128,7 +128,8 @@ def workload(parts: Any, *, gpus: int, prompt_tokens: int, context: int | None =
         own, bytes_each = engine.actors * (own or 0), engine.actors * copied + weights
     completion_tokens = model.sampling.max_completion_length
     if model.environment is not None:  # of an episode, with its observations
-        limits = [n for n in (model.episodes.max_episode_tokens, (context or 0) - prompt_tokens) if n > 0]
+        context = context_length(policy.config) or 0
+        limits = [n for n in (model.episodes.max_episode_tokens, context - prompt_tokens) if n > 0]
         completion_tokens = min(limits, default=model.episodes.max_turns * completion_tokens)
     asked = algorithm.needs_teacher and not algorithm.teaches_itself
     largest, heads = teachers_of(parts, layout) if asked else (0.0, 0.0)
@@ -158,25 +159,25 @@ def workload(parts: Any, *, gpus: int, prompt_tokens: int, context: int | None =
         teacher_head_bytes=heads if algorithm.needs_divergence else 0.0,
         own_teacher=algorithm.teacher_weights == "average" or (algorithm.teacher_weights == "start" and not adapted),
         own_head=algorithm.teaches_itself and algorithm.needs_divergence,
+        kernel=_kernel(engine, policy, by_torch=not on_cpu or compute != 4 or bool(model.sampling.stop)),
+        fused=_fused(policy, on_cpu=on_cpu, float32=weights == compute == 4, masked=model.sampling.sampling_mask),
     )
 
 
-def fused_on(parts: Any, work: Workload, model: Any) -> Fused:
+def _fused(policy: PreTrainedModel, *, on_cpu: bool, float32: bool, masked: bool) -> Fused:
     """The kernels that compute parts of an update."""
-    if not is_fused(model):
+    if not is_fused(policy):
         return "none"
-    if work.in_main_memory:
-        in_c = work.weight_bytes == work.compute_bytes == 4 and training_kernels() is not None
-        return "cpu" if in_c else "none"
-    return "none" if parts.model.sampling.sampling_mask else "gpu"
+    if on_cpu:
+        return "cpu" if float32 and training_kernels() is not None else "none"
+    return "none" if masked else "gpu"
 
 
-def kernel_of(parts: Any, work: Workload, model: Any) -> KernelLayout | None:
+def _kernel(engine: RolloutEngine, policy: PreTrainedModel, *, by_torch: bool) -> KernelLayout | None:
     """The decode kernel that draws the run's rollouts on this machine; None if torch does."""
-    engine = build(RolloutEngine, parts.model.engine, "model.engine") if parts.model.engine else NativeEngine()
-    if not isinstance(engine, NativeEngine | NativeChildEngine) or not work.in_main_memory or work.compute_bytes != 4:
+    if by_torch or not isinstance(engine, NativeEngine | NativeChildEngine):
         return None
-    if parts.model.sampling.stop or refuse_llama_family(model, length=1) is not None:
+    if refuse_llama_family(policy, length=1) is not None:
         return None
-    kernel = built_kernels().get(default_decoder(model))
+    kernel = built_kernels().get(default_decoder(policy))
     return None if kernel is None else KernelLayout(panel=kernel.panel, rows=MOST_ROWS * torch.get_num_threads())

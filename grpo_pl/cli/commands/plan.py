@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table
 
 from grpo_pl.config.objects import ConfigArguments
-from grpo_pl.policy.loading import context_length
 from grpo_pl.tools.memory import (
     GIB,
     MemoryPlan,
@@ -19,7 +18,7 @@ from grpo_pl.tools.memory import (
     shape_of,
     token_budget,
 )
-from grpo_pl.tools.plan import fused_on, kernel_of, longest_prompt, meta_model, resolved_settings, workload
+from grpo_pl.tools.plan import longest_prompt, meta_model, resolved_settings, workload
 from grpo_pl.training.microbatches import MOST_TOKENS, MOST_TOKENS_ON_CPU
 
 USABLE = 0.92
@@ -55,8 +54,7 @@ def plan(
     if prompt_tokens is None:
         prompt_tokens, about = longest_prompt(parts)
         said.append(f"prompts     {about}; --prompt-tokens sets another length")
-    work = workload(parts, gpus=gpus, prompt_tokens=prompt_tokens, context=context_length(model.config))
-    work = replace(work, kernel=kernel_of(parts, work, model), fused=fused_on(parts, work, model))
+    work = workload(parts, model, gpus=gpus, prompt_tokens=prompt_tokens)
     shape = shape_of(model)
     usable = USABLE * gpu_memory * GIB
     if parts.model.max_tokens_per_microbatch is None:  # a run finds the largest that fits by itself

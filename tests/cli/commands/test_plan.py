@@ -29,7 +29,7 @@ from grpo_pl.tools.memory import (
     teacher_bytes,
     token_budget,
 )
-from grpo_pl.tools.plan import fused_on, kernel_of, meta_model, resolved_settings, workload
+from grpo_pl.tools.plan import meta_model, resolved_settings, workload
 from grpo_pl.training.microbatches import MOST_TOKENS, MOST_TOKENS_ON_CPU
 
 MIB = 2**20
@@ -62,7 +62,15 @@ WORK = Workload(
 
 
 def _with(**changes: Any) -> Workload:
-    return Workload(**{**WORK.__dict__, **changes})
+    return replace(WORK, **changes)
+
+
+def _settings(*files: object) -> Any:
+    return resolved_settings(["configs/quickstart.yaml", *map(str, files)])
+
+
+def _work(parts: Any, prompt_tokens: int = 8) -> Workload:
+    return workload(parts, meta_model(parts), gpus=1, prompt_tokens=prompt_tokens)
 
 
 def test_the_decode_kernel_keeps_prompts_once_and_the_rows_under_way() -> None:
@@ -74,14 +82,17 @@ def test_the_decode_kernel_keeps_prompts_once_and_the_rows_under_way() -> None:
     assert rollout["logits"] == 6 * (2 * 8 + 3 * 16 + 2 * 8 + 1024) * 4
 
 
-def test_the_plan_of_a_run_on_a_cpu_knows_whether_the_decode_kernel_draws() -> None:
-    parts = resolved_settings(["configs/quickstart.yaml"])
-    work, model = workload(parts, gpus=1, prompt_tokens=8), meta_model(parts)
-    kernel, name = kernel_of(parts, work, model), default_decoder(model)
-    assert (kernel is None) == (name == TORCH)
-    assert kernel is None or kernel.panel == built_kernels()[name].panel
-    assert kernel_of(parts, replace(work, in_main_memory=False), model) is None
-    assert kernel_of(parts, replace(work, compute_bytes=2), model) is None
+def test_a_plan_knows_which_kernels_draw_and_compute() -> None:
+    parts = _settings()
+    name, work = default_decoder(meta_model(parts)), _work(parts)
+    assert (work.kernel is None) == (name == TORCH) and work.fused == ("cpu" if training_kernels() else "none")
+    assert work.kernel is None or work.kernel.panel == built_kernels()[name].panel
+    parts.trainer.precision = "bf16-mixed"
+    assert _work(parts).kernel is None and _work(parts).fused == "none"
+    parts.trainer.precision, parts.trainer.accelerator = None, "gpu"
+    assert _work(parts).kernel is None and _work(parts).fused == "gpu"
+    parts.model.sampling.sampling_mask = True
+    assert _work(parts).fused == "none"
 
 
 def test_parts_of_a_small_model_by_hand() -> None:
@@ -110,17 +121,6 @@ def test_the_kernels_of_cpus_keep_neither_turned_heads_nor_parts_of_norms() -> N
     tokens, update = 2 * 5 + 8 * 10, memory_plan(SHAPE, _with(fused="cpu")).update
     assert update["activations"] == tokens * (3 * (4 * 8 + 2 * 8 + 2 * 4 + 3 * 16) * 4 + 3 * 8 * 4)
     assert update["LM head"] == memory_plan(SHAPE, WORK).update["LM head"]
-
-
-def test_a_plan_knows_which_policies_are_fused() -> None:
-    parts = resolved_settings(["configs/quickstart.yaml"])
-    work, model = workload(parts, gpus=1, prompt_tokens=8), meta_model(parts)
-    assert fused_on(parts, work, model) == ("cpu" if training_kernels() else "none")
-    assert fused_on(parts, replace(work, compute_bytes=2), model) == "none"  # the kernels in C compute in float32
-    work = replace(work, in_main_memory=False)
-    assert fused_on(parts, work, model) == "gpu"
-    parts.model.sampling.sampling_mask = True
-    assert fused_on(parts, work, model) == "none"
 
 
 def test_fsdp_cuts_what_is_kept_and_gathers_for_the_rollout() -> None:
@@ -169,22 +169,21 @@ def test_an_engine_in_a_process_of_its_own_keeps_what_it_is_given() -> None:
 
 
 def test_the_memory_of_vllm_is_read_from_its_configuration() -> None:
-    parts = resolved_settings(["configs/quickstart.yaml", "configs/engine/vllm.yaml"])
+    parts = _settings("configs/engine/vllm.yaml")
     parts.model.engine.init_args.kv_cache_gib, parts.model.engine.init_args.dtype = 3.5, "bfloat16"
-    work = workload(parts, gpus=1, prompt_tokens=8)
+    work = _work(parts)
     assert (work.engine_bytes, work.engine_weight_bytes) == (4.5 * 2**30, 2)
-    native = workload(resolved_settings(["configs/quickstart.yaml"]), gpus=1, prompt_tokens=8)
-    assert native.engine_bytes is None
+    assert _work(_settings()).engine_bytes is None
 
 
 def test_actors_of_ray_count_where_they_may_share_the_host() -> None:
-    parts = resolved_settings(["configs/quickstart.yaml", "configs/engine/ray.yaml"])
+    parts = _settings("configs/engine/ray.yaml")
     parts.model.engine.init_args.actors = 3
-    work = workload(parts, gpus=1, prompt_tokens=8)
+    work = _work(parts)
     assert (work.engine_bytes, work.engine_weight_bytes) == (3 * 2**29, 3 * 4 + 4)  # and once in the object store
     assert work.engine_keeps_rows
     parts.trainer.accelerator = "gpu"
-    work = workload(parts, gpus=1, prompt_tokens=8)
+    work = _work(parts)
     assert (work.engine_bytes, work.engine_weight_bytes, work.engine_keeps_rows) == (0, 0, False)
 
 
@@ -228,35 +227,32 @@ def test_a_policy_that_teaches_itself_keeps_a_copy_of_its_start_or_average(tmp_p
     for weights, copied in (("live", False), ("start", True), ("average", True)):
         algorithm = f"{{distillation: reverse_kl, teacher_weights: {weights}}}"
         file.write_text(f"model: {{algorithm: {algorithm}, privileged: {{texts: ['{{answer}}']}}}}")
-        parts = resolved_settings(["configs/quickstart.yaml", str(file)])
-        work = workload(parts, gpus=1, prompt_tokens=9)
+        work = _work(_settings(file))
         assert (work.own_teacher, work.own_head) == (copied, True)
 
 
 def test_a_teacher_is_read_from_its_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parts = resolved_settings(["configs/quickstart.yaml"])
-    teacher = meta_model(parts)
+    teacher = meta_model(_settings())
     teacher.config.save_pretrained(tmp_path)
     overlay = tmp_path / "taught.yaml"
     model = {"teacher": {"path": str(tmp_path), "dtype": "bfloat16"}, "algorithm": {"supervision": "token"}}
     overlay.write_text(yaml.safe_dump({"model": model}))
-    work = workload(resolved_settings(["configs/quickstart.yaml", str(overlay)]), gpus=1, prompt_tokens=8)
+    work = _work(_settings(overlay))
     assert (work.teacher_bytes, work.teacher_head_bytes) == (2 * shape_of(teacher).parameters, 0)
     model["algorithm"] = {"distillation": "forward_kl"}
     overlay.write_text(yaml.safe_dump({"model": model, "trainer": {"accelerator": "gpu"}}))
-    work = workload(resolved_settings(["configs/quickstart.yaml", str(overlay)]), gpus=1, prompt_tokens=8)
+    work = _work(_settings(overlay))
     assert work.teacher_head_bytes == 2 * teacher.get_output_embeddings().weight.numel()
     plan("configs/quickstart.yaml", str(overlay), gpus=1, gpu_memory=1.0)
     assert "teacher's head" in capsys.readouterr().out
     model["teacher"] = {"path": str(tmp_path), "url": "http://localhost:1/v1"}
     overlay.write_text(yaml.safe_dump({"model": model | {"algorithm": {"supervision": "token"}}}))
-    work = workload(resolved_settings(["configs/quickstart.yaml", str(overlay)]), gpus=1, prompt_tokens=8)
+    work = _work(_settings(overlay))
     assert work.teacher_bytes == 0
 
 
 def test_the_pipelined_overlay_is_planned_for() -> None:
-    parts = resolved_settings(["configs/quickstart.yaml", "configs/engine/pipelined.yaml"])
-    work = workload(parts, gpus=1, prompt_tokens=8)
+    work = _work(_settings("configs/engine/pipelined.yaml"))
     assert (work.ahead, work.engine_bytes, work.engine_keeps_rows) == (1, 2**29, True)
 
 
@@ -334,6 +330,12 @@ def _measure(file: Path, runs: Path, pipe: Any) -> None:
     os._exit(0)
 
 
+def _foreseen(file: Path) -> float:
+    parts = resolved_settings([str(file)])
+    work = _work(parts, len("What is 123 + 456?"))
+    return memory_plan(shape_of(meta_model(parts)), work).peak
+
+
 @pytest.fixture
 def compare(tmp_path: Path) -> Callable[..., tuple[float, float]]:
     """``compare(model__activation_checkpointing=True)``: (foreseen, measured) peak in bytes."""
@@ -348,11 +350,7 @@ def compare(tmp_path: Path) -> Callable[..., tuple[float, float]]:
             node[leaf] = value
         file = tmp_path / "cell.yaml"
         file.write_text(yaml.safe_dump(tree))
-        settings = resolved_settings([str(file)])
-        prompt = len("What is 123 + 456?")
-        work = workload(settings, gpus=1, prompt_tokens=prompt)
-        work = replace(work, kernel=kernel_of(settings, work, meta_model(settings)))
-        foreseen = memory_plan(shape_of(meta_model(settings)), work).peak - PROGRAM  # of which the base has its share
+        foreseen = _foreseen(file) - PROGRAM  # of which the base has its share
         here, there = multiprocessing.Pipe()
         process = multiprocessing.get_context("fork").Process(target=_measure, args=(file, tmp_path / "runs", there))
         process.start()
@@ -401,10 +399,7 @@ def test_the_measured_peak_of_a_gpu_is_within_fifteen_percent_of_the_plan(
         data={**CONFIG["data"], "prompts_per_step": 1 if on_cpu else 8},
         checkpoint=CONFIG["checkpoint"],
     )
-    settings = resolved_settings([str(file)])
-    work = workload(settings, gpus=1, prompt_tokens=len("What is 123 + 456?"))
-    work = replace(work, kernel=kernel_of(settings, work, meta_model(settings)))
-    foreseen = memory_plan(shape_of(meta_model(settings)), work).peak
+    foreseen = _foreseen(file)
     before = 0 if on_cpu else torch.cuda.memory_allocated()
     if not on_cpu:
         torch.cuda.reset_peak_memory_stats()
