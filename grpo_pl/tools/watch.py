@@ -154,7 +154,7 @@ class RewardWatch(StepCallback):
                 forms = self._forms.new_forms([audit.forms for audit in audits])
                 metrics["watch/form_drift"] = sum(form is not None for form in forms) / len(forms)
                 found = suspicions(audits, usual_tokens=usual_tokens, usual_repeated=usual_repeated, new_forms=forms)
-            self._note(experience, {audit.row: audit for audit in audits}, found)
+            self._note(experience, found)
         self._warn(metrics, audits)
         return {**metrics, "time/watch": seconds["watch"]}
 
@@ -231,23 +231,24 @@ class RewardWatch(StepCallback):
 
     # --- the file ---------------------------------------------------------------------------------------------------
 
-    def _note(self, experience: Experience, audits: Mapping[int, CompletionAudit], found: Sequence[Suspicion]) -> None:
+    def _note(self, experience: Experience, found: Sequence[Suspicion]) -> None:
         """Keeps the heaviest suspicion of each sign, if it is among the heaviest of the run; the newest where equal."""
         rewards = [total if total is not None else -math.inf for total in experience.scored.totals()]
         changed = False
         for sign in dict.fromkeys(suspicion.sign for suspicion in found):
             rivals = [suspicion for suspicion in found if suspicion.sign == sign]
-            heaviest = max(rivals, key=lambda s: (s.weight, rewards[s.row], -s.row))
+            heaviest = max(rivals, key=lambda s: (s.weight, rewards[s.audit.row], -s.audit.row))
             kept = self._rows.setdefault(sign, [])
             if len(kept) < self.keep or (kept and heaviest.weight >= kept[-1]["weight"]):
-                kept.append(self._row(experience, audits[heaviest.row], heaviest))
+                kept.append(self._row(experience, heaviest))
                 kept.sort(key=lambda row: (row["weight"], row["step"]), reverse=True)
                 del kept[self.keep :]
                 changed = True
         if changed and self.path is not None:
             self._write()
 
-    def _row(self, experience: Experience, audit: CompletionAudit, suspicion: Suspicion) -> Row:
+    def _row(self, experience: Experience, suspicion: Suspicion) -> Row:
+        audit = suspicion.audit
         (row,) = rows_of(experience, [audit.row])
         return {
             "sign": suspicion.sign,
@@ -287,11 +288,11 @@ class CompletionAudit:
         return {name: score.correct for name, score in self.judges.items() if score.correct is not None}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Suspicion:
     """A reason to read a completion; a larger ``weight`` is more suspicious than others of the same sign."""
 
-    row: int
+    audit: CompletionAudit
     sign: Sign
     weight: float
     reason: str
@@ -331,17 +332,17 @@ def suspicions(
         refusing = [name for name, accepted in audit.verdicts.items() if not accepted]
         if audit.rewarded and refusing:
             reason = f"rewarded, but refused by the {' and the '.join(refusing)} judge"
-            found.append(Suspicion(row=audit.row, sign="disagreement", weight=float(len(refusing)), reason=reason))
+            found.append(Suspicion(audit, "disagreement", float(len(refusing)), reason))
         if usual_repeated is not None and audit.repeated > usual_repeated + REPETITION_EXCESS:
             reason = f"{audit.repeated:.0%} of its n-grams are repeated, {usual_repeated:.0%} at first"
-            found.append(Suspicion(row=audit.row, sign="repetition", weight=audit.repeated, reason=reason))
+            found.append(Suspicion(audit, "repetition", audit.repeated, reason))
         if usual_tokens is not None:
             factor = max(1, audit.tokens) / usual_tokens
             if not 1.0 / LENGTH_FACTOR < factor < LENGTH_FACTOR:
                 reason = f"{audit.tokens} tokens, {usual_tokens:.0f} at first"
-                found.append(Suspicion(row=audit.row, sign="length", weight=abs(math.log2(factor)), reason=reason))
+                found.append(Suspicion(audit, "length", abs(math.log2(factor)), reason))
         if form is not None:
             shape = form.skeleton if len(form.skeleton) <= 100 else f"{form.skeleton[:49]} … {form.skeleton[-49:]}"
             reason = f"{form.share:.0%} of the completions have this form, {form.share_at_first:.1%} at first: {shape}"
-            found.append(Suspicion(row=audit.row, sign="form", weight=form.share, reason=reason))
+            found.append(Suspicion(audit, "form", form.share, reason))
     return found

@@ -34,7 +34,6 @@ def new(
     """
     from grpo_pl.policy.quiet import quiet_libraries
     from grpo_pl.tools.scaffold.kinds import draft
-    from grpo_pl.tools.scaffold.pretrained import Pretrained
     from grpo_pl.tools.scaffold.writing import check_folder, write_task
 
     if not (math.isfinite(minutes) and minutes > 0):
@@ -44,7 +43,6 @@ def new(
     quiet_libraries()
     folder = Path(name)
     check_folder(folder)
-    trained = None if policy is None else Pretrained(path=policy, lora=lora)
-    drafted = draft(from_, question, answer, small_policy=trained is None)
-    write_task(drafted, folder, print, trained, minutes=minutes)
+    drafted = draft(from_, question, answer, small_policy=policy is None)
+    write_task(drafted, folder, policy, lora=lora, minutes=minutes)
     print(f"{folder} is written. Next:\n  pytest {folder}\n  grpo-pl fit --config {folder / 'config.yaml'}")

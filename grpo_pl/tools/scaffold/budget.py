@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice, pairwise
 from statistics import median
@@ -72,35 +72,17 @@ class Plan:
     """Of a rollout, each with a group of completions."""
     minibatches: int
     """Optimiser steps of a rollout."""
-    held_out: int
-    speed: Speed
-    samples: int
-    """Completions of each held-out problem in a validation."""
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """What takes how long."""
-        completions = GROUP * self.prompts
-        return {
-            "start": START,
-            f"cold start: {self.steps} steps of {SCRATCH_BATCH} demonstrations": self.steps * self.speed.step,
-            f"{self.rollouts} rollouts of {completions} completions": self.rollouts
-            * self.speed.rollout(self.prompts, minibatches=self.minibatches),
-            f"{VALIDATIONS} validations on {self.held_out} problems": VALIDATIONS * self._validation,
-        }
-
-    @property
-    def _validation(self) -> float:
-        return self.held_out * self.samples * self.speed.draw
+    seconds: Mapping[str, float]
+    """What takes how long."""
+    busy: float
 
     def table(self) -> str:
         """One line a part, and one for all."""
-        parts = self.seconds
-        threads = torch.get_num_threads()
-        told = {**parts, f"in all, with {threads} thread{'s' * (threads > 1)} of this machine": sum(parts.values())}
+        threads, whole = torch.get_num_threads(), sum(self.seconds.values())
+        told = {**self.seconds, f"in all, with {threads} thread{'s' * (threads > 1)} of this machine": whole}
         lines = [f"  {int(s) // 60:3d}:{int(s) % 60:02d}  {what}" for what, s in told.items()]
-        if self.speed.busy >= BUSY:
-            lines.append(f"Others use this machine now: as it is, all this takes {self.speed.busy:.1f} times as long.")
+        if self.busy >= BUSY:
+            lines.append(f"Others use this machine now: as it is, all this takes {self.busy:.1f} times as long.")
         return "\n".join(lines)
 
 
@@ -122,9 +104,9 @@ def plan(
         asked: problems that rollouts may ask.
         played: episodes are; a rollout of theirs has one optimiser step, not one for each ``MINIBATCH`` prompts.
     """
-    validation = held_out * samples * speed.draw
+    validations = VALIDATIONS * held_out * samples * speed.draw
     used, cold_start = (USED_PLAYED, COLD_START_PLAYED) if played else (USED, COLD_START)
-    left = 60.0 * used * minutes - START - VALIDATIONS * validation
+    left = 60.0 * used * minutes - START - validations
     steps = max(1, min(MOST_STEPS, int(cold_start * left / speed.step)))
     if shown is not None:
         steps = min(steps, max(1, round(SCRATCH_PASSES * shown / SCRATCH_BATCH)))
@@ -143,18 +125,23 @@ def plan(
     rollouts = int(left / seconds(prompts))
     if rollouts < 3:
         raise ValueError(
-            f"--minutes {minutes:g} are too few: start and validations take "
-            f"{START + VALIDATIONS * validation:.0f} s on this machine, {steps} steps of the cold start "
-            f"{steps * speed.step:.0f} s, a rollout {seconds(prompts):.0f} s."
+            f"--minutes {minutes:g} are too few: start and validations take {START + validations:.0f} s on this "
+            f"machine, {steps} steps of the cold start {steps * speed.step:.0f} s, a rollout {seconds(prompts):.0f} s."
         )
+    rollouts = min(round(MOST_ROLLOUTS * minutes), rollouts)
+    parts = {
+        "start": START,
+        f"cold start: {steps} steps of {SCRATCH_BATCH} demonstrations": steps * speed.step,
+        f"{rollouts} rollouts of {GROUP * prompts} completions": rollouts * seconds(prompts),
+        f"{VALIDATIONS} validations on {held_out} problems": validations,
+    }
     return Plan(
         steps=steps,
-        rollouts=min(round(MOST_ROLLOUTS * minutes), rollouts),
+        rollouts=rollouts,
         prompts=prompts,
         minibatches=steps_of(prompts),
-        held_out=held_out,
-        speed=speed,
-        samples=samples,
+        seconds=parts,
+        busy=speed.busy,
     )
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import random
 import textwrap
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -30,25 +28,19 @@ LARGE = 10**9
 SYSTEM = "Give the final answer between <answer> and </answer>."
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pretrained:
-    """The options ``--policy`` and ``--lora``."""
+def pretrained_config(path: str, source: PromptSource, name: str, *, lora: bool | None) -> dict[str, object]:
+    """The values that fill the configuration of the task ``name``.
 
-    path: str
-    lora: bool | None = None
-    """Train adapters; None goes by the size of the model."""
-
-
-def pretrained_config(
-    wanted: Pretrained, source: PromptSource, name: str, say: Callable[[str], None]
-) -> dict[str, object]:
-    """The values that fill the configuration of the task ``name``."""
-    policy = PolicyConfig(path=wanted.path)
+    Args:
+        path: of the model.
+        lora: train adapters; None goes by the size of the model.
+    """
+    policy = PolicyConfig(path=path)
     tokenizer = load_tokenizer(policy)
     with torch.device("meta"):
         model = load_model(policy, tokenizer, weights=False)
     parameters = sum(weight.numel() for weight in model.parameters())
-    adapters = parameters >= LARGE if wanted.lora is None else wanted.lora
+    adapters = parameters >= LARGE if lora is None else lora
     problems = list(source.problems("train") or source.prompts(0, count=LOOKED_AT))[:LOOKED_AT]
     examples = _examples(problems, source)
     template = PromptTemplate(system=SYSTEM, examples=examples)
@@ -59,24 +51,22 @@ def pretrained_config(
     context = context_length(model.config)
     if context is not None and prompt + completion > context:
         raise ValueError(
-            f"{wanted.path!r} reads {context} tokens, fewer than a prompt of {prompt} and a completion of {completion}."
+            f"{path!r} reads {context} tokens, fewer than a prompt of {prompt} and a completion of {completion}."
         )
     numbers = all(is_plain_number(problem.answer) for problem in problems)
     kind: Kind = "adapters" if adapters else "trained before"
-    chat = (
-        "its own chat template" if getattr(tokenizer, "chat_template", None) else "plain text: it has no chat template"
-    )
-    say(
-        f"{parameters / 1e6:.3g}M parameters, {'of which adapters are trained' if adapters else 'all trained'}; {chat}."
-    )
-    say(
+    has_template = getattr(tokenizer, "chat_template", None)
+    chat = "its own chat template" if has_template else "plain text: it has no chat template"
+    trained = "of which adapters are trained" if adapters else "all trained"
+    print(f"{parameters / 1e6:.3g}M parameters, {trained}; {chat}.")
+    print(
         f"prompts of up to {prompt} tokens, completions of up to {completion}; answers are "
         f"{'numbers, read wherever they stand last' if numbers else 'texts, read between <answer> and </answer>'}."
     )
     shots = [{"question": one.question, "completion": one.completion} for one in examples]
     shown_examples = yaml.safe_dump(shots, sort_keys=False, allow_unicode=True, width=10**6).rstrip()
     return {
-        "policy": json.dumps(str(here.resolve()) if (here := Path(wanted.path)).exists() else wanted.path),
+        "policy": json.dumps(str(here.resolve()) if (here := Path(path)).exists() else path),
         "lora": _LORA if adapters else "",
         "chat": chat,
         "system": json.dumps(SYSTEM),

@@ -9,10 +9,9 @@ import math
 import random
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from string import Template
@@ -27,7 +26,7 @@ from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.rewards.base import Reward
 from grpo_pl.tools.scaffold.budget import Plan, measure_speed, plan
 from grpo_pl.tools.scaffold.kinds import Draft
-from grpo_pl.tools.scaffold.pretrained import Pretrained, pretrained_config
+from grpo_pl.tools.scaffold.pretrained import pretrained_config
 from grpo_pl.tools.scaffold.small_policy import measure_texts, shape_for
 from grpo_pl.training.defaults import SCRATCH_BATCH
 
@@ -36,7 +35,6 @@ CHECKED = 16
 """Demonstrations that the reward has to find right, at most."""
 FEWEST_ROWS = 8
 """Of a file, for a cold start and for rollouts each."""
-MINUTES = 6.0
 FEW_ROWS = 1000
 """Training rows below which a rule is seldom learned from nothing: docs/tuning.md has what files gave."""
 DEMONSTRATED = 0.5
@@ -48,8 +46,8 @@ PLENTY = 300
 """Where fewer are held out, a validation takes all: with another seed there are others, and perhaps fewer."""
 
 
-def check_folder(folder: Path) -> str:
-    """The name of a task, which is that of its folder and of its Python package."""
+def check_folder(folder: Path) -> None:
+    """Refuses a folder whose name, which is that of the task, cannot be that of a Python package."""
     name = folder.name
     if not name.isidentifier() or keyword.iskeyword(name):
         raise ValueError(
@@ -60,42 +58,34 @@ def check_folder(folder: Path) -> str:
         raise ValueError(f"{folder} exists; nothing was written. Choose another name.")
     if name in sys.stdlib_module_names or importlib.util.find_spec(name) is not None:
         raise ValueError(f"{name!r} is the name of a Python package that is installed: choose another one.")
-    return name
 
 
-def write_task(
-    drafted: Draft,
-    folder: Path,
-    say: Callable[[str], None],
-    pretrained: Pretrained | None = None,
-    *,
-    minutes: float = MINUTES,
-) -> None:
-    """Writes the folder, all of it or nothing.
+def write_task(drafted: Draft, folder: Path, policy: str | None, *, lora: bool | None, minutes: float) -> None:
+    """Writes the folder, all of it or nothing, and prints what it looked at.
 
     Args:
-        pretrained: the policy, where it is not a small one from nothing.
+        policy: a pretrained one; None is a small one from nothing.
+        lora: train adapters of it; None goes by its size.
         minutes: the run is made to take about so long on this machine, unless the policy is pretrained.
     """
-    name = check_folder(folder)
-    if pretrained is not None and drafted.played is not None:
+    name = folder.name
+    if policy is not None and drafted.played is not None:
         raise ValueError(f"--policy: a task of kind {drafted.kind!r} is played by a small policy from nothing.")
     shown: dict[str, object] = {"name": name, "folder": folder.as_posix(), "title": drafted.title, **drafted.values}
     for note in drafted.notes:
-        say(note)
+        print(note)
     with staged_folder(folder, replace=False) as staging:
         if drafted.copied is not None:
             shutil.copyfile(drafted.copied, staging / drafted.file_name)
         _fill(drafted.kind, "task.py", staging, shown)
         with _imported(staging / "task.py") as task:
-            if pretrained is not None:
-                source, found = _source(drafted, task, say)
-                config = pretrained_config(pretrained, source, name, say)
+            if policy is not None:
+                source, found = _source(drafted, task)
+                config = pretrained_config(policy, source, name, lora=lora)
                 config |= {"init_args": _init_args(_settings(drafted)), "held_out": _of_held_out(found)[1]}
                 _fill(drafted.kind, "config_pretrained.yaml", staging, {**shown, **config}, name="config.yaml")
             else:
-                write = partial(_fill, drafted.kind, "config.yaml", staging)
-                _small_policy(drafted, task, write, shown, staging / "config.yaml", minutes, say)
+                _small_policy(drafted, task, staging, shown, minutes)
         _fill(drafted.kind, "test_task.py", staging, shown, name=f"test_{name}.py")  # pytest wants different names
         _fill(drafted.kind, "README.md", staging, {**shown, **_data_section(drafted)})
 
@@ -124,13 +114,13 @@ def _imported(file: Path) -> Iterator[ModuleType]:
         del sys.modules[name]
 
 
-def _source(drafted: Draft, task: ModuleType, say: Callable[[str], None], **others: object) -> tuple[PromptSource, int]:
-    """The source that task.py makes, and how many problems it holds out; says what it leaves out."""
+def _source(drafted: Draft, task: ModuleType, **others: object) -> tuple[PromptSource, int]:
+    """The source that task.py makes, and how many problems it holds out; prints what it leaves out."""
     settings = {"settings": dict(drafted.settings)} if drafted.settings else {}
     source: PromptSource = task.Problems(**settings, **others)
     found = len(source.validation())
     for line in getattr(source, "notes", ()):  # of reading it for the validation
-        say(line)
+        print(line)
     if not found:
         raise ValueError("no problem is held out: give more rows with different questions.")
     with closing(task.Right(correctness=True)) as reward:
@@ -143,15 +133,7 @@ def _of_held_out(found: int) -> tuple[int, str]:
     return (found, "null") if found < PLENTY else (HELD_OUT, str(HELD_OUT))
 
 
-def _small_policy(
-    drafted: Draft,
-    task: ModuleType,
-    write: Callable[[dict[str, object]], None],
-    shown: Mapping[str, object],
-    file: Path,
-    minutes: float,
-    say: Callable[[str], None],
-) -> None:
+def _small_policy(drafted: Draft, task: ModuleType, folder: Path, shown: Mapping[str, object], minutes: float) -> None:
     """Writes the configuration of a policy from nothing, first without its budget to measure the speed of what it
     makes."""
     demonstrated = asked = None
@@ -161,10 +143,10 @@ def _small_policy(
         written, shape = played.turns * played.completion, shape_for(played.context)
         demonstrations: Sequence[Demonstration] = [Demonstration("0", "0" * (played.context - 8))]
     else:
-        source, found = _source(drafted, task, say, demonstrated_share=DEMONSTRATED)
+        source, found = _source(drafted, task, demonstrated_share=DEMONSTRATED)
         held_out, val_prompts = _of_held_out(found)
         texts = measure_texts(source)
-        say(f"prompts of up to {texts.prompt} tokens, completions of up to {texts.completion}.")
+        print(f"prompts of up to {texts.prompt} tokens, completions of up to {texts.completion}.")
         rows = source.problems("train")
         if rows is not None:
             demonstrated = source.demonstrated()
@@ -187,8 +169,8 @@ def _small_policy(
     size = {"hidden": shape.hidden, "intermediate": shape.intermediate, "layers": shape.layers}
     unknown = dict.fromkeys(("steps", "interval", "cold_steps", "prompts", "minibatches"), 0)
     config: dict[str, object] = {**shown, **given, **size, **unknown}
-    write(config)
-    policy = yaml.safe_load(file.read_text(encoding="utf-8"))["model"]["policy"]
+    _fill(drafted.kind, "config.yaml", folder, config)
+    policy = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["model"]["policy"]
     speed = measure_speed(PolicyConfig(**{**policy, "characters": None}), demonstrations, written=written)
     chosen = plan(
         speed,
@@ -200,11 +182,11 @@ def _small_policy(
         played=played is not None,
     )
     if demonstrated is not None and asked is not None:
-        say(_of_rows(demonstrated, asked, held_out, chosen))
+        print(_of_rows(demonstrated, asked, held_out, chosen))
     config |= {"steps": chosen.rollouts, "interval": -(-chosen.rollouts // 3), "prompts": chosen.prompts}
-    config["minibatches"] = chosen.minibatches
-    write({**config, "cold_steps": chosen.steps})
-    say(f"Of {minutes:g} minutes (--minutes):\n{chosen.table()}")
+    config |= {"minibatches": chosen.minibatches, "cold_steps": chosen.steps}
+    _fill(drafted.kind, "config.yaml", folder, config)
+    print(f"Of {minutes:g} minutes (--minutes):\n{chosen.table()}")
 
 
 def _of_rows(demonstrated: int, asked: int, held_out: int, chosen: Plan) -> str:
