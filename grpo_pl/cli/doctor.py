@@ -27,6 +27,7 @@ from grpo_pl.tools.doctor.problems import measure_problems, training_problems
 from grpo_pl.tools.doctor.rollouts import run_settings
 from grpo_pl.tools.doctor.rules import findings
 from grpo_pl.tools.doctor.run_statistics import MIN_ROLLOUTS, Finding, RunStatistics
+from grpo_pl.types import Problem
 
 REFUSED = "D00"
 """Code of what ``fit`` refuses for a reason that no rule has measured."""
@@ -91,9 +92,7 @@ class DoctorCLI(GRPOCLI):
             self.refusal = str(error)
         if module.pool is None:
             try:
-                self.probe.known = measure_answers(
-                    module, list(islice(training_problems(data), MOST_PROBLEMS)), data.source
-                )
+                self.probe.known = measure_answers(module, self._problems(), data.source)
             except ValueError:
                 if not self.refusal:
                     raise
@@ -127,11 +126,14 @@ class DoctorCLI(GRPOCLI):
             why = self._probe(subcommand) or why
         statistics = probe.result or before
         found = [*([refused_start(why)] if why and not explained else []), *findings(statistics)]
-        found = with_fixes(found, module, list(islice(training_problems(data), MOST_PROBLEMS)), data.source)
+        found = with_fixes(found, module, self._problems(), data.source)
         self._print(found, statistics, probe.elapsed)
         if probe.timed_out and len(statistics.rollouts) < MIN_ROLLOUTS:
             _say("The time was up before enough was seen: raise --seconds, or lower data.prompts_per_step.")
             self.status = self.status or USAGE_ERROR
+
+    def _problems(self) -> list[Problem]:
+        return list(islice(training_problems(self.datamodule), MOST_PROBLEMS))
 
     def _probe(self, subcommand: str) -> str:
         """Makes the rollouts; returns what ended them, where a user can mend it."""

@@ -27,8 +27,9 @@ from grpo_pl.policy.template import Fits
 from grpo_pl.rewards.base import Reward, correctness_index, require_correctness
 from grpo_pl.rewards.golds import check_golds, describe_bad_golds, needs_golds
 from grpo_pl.rewards.per_source import PerSource
+from grpo_pl.tools.doctor.problems import demonstrated_problems
 from grpo_pl.training.checks import check_extras, check_length, check_precision, check_strategy
-from grpo_pl.training.cold_start import MADE_UP, ColdStart, code_hashes
+from grpo_pl.training.cold_start import ColdStart, code_hashes
 from grpo_pl.training.defaults import table
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.plain_samples import check_plain
@@ -327,11 +328,7 @@ def _check_demonstrations(
 ) -> None:
     """Refuses demonstrations of held-out problems."""
     file = cold_start.demonstrations
-    if file is not None and not Path(file).is_file():
-        return  # a resumed run makes no cold start
-    questions = enumerate(cold_start.asked(data.source, MADE_UP))
-    asked = (Problem(id=number, question=question, answer="") for number, question in questions)
-    overlaps = find_overlaps(asked, data.held_out())
+    overlaps = find_overlaps(demonstrated_problems(cold_start, data.source), data.held_out())
     refuse_repeats(overlaps, what=f"shown by {name}{f' ({file})' if file else ''}")
     for name, overlap in overlaps.items():
         if overlap.alike:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING
 from grpo_pl.data.cells import normal_question
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.data.overlap import find_overlaps
+from grpo_pl.data.sources import PromptSource
 from grpo_pl.policy.template import Fits
 from grpo_pl.policy.tokenizer import known_characters, lacking_characters, shown_characters
 from grpo_pl.tools.doctor.run_statistics import ProblemStatistics
-from grpo_pl.training.cold_start import MADE_UP
+from grpo_pl.training.cold_start import MADE_UP, ColdStart
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.vocabulary import first_prompts, texts_of_run
 from grpo_pl.types import Problem
@@ -60,19 +62,12 @@ def measure_problems(module: GRPOModule, data: RolloutDataModule, fits: Fits | N
     seen, held_out = SeenProblems(), data.held_out()
     problems = list(training_problems(data))
     seen.add(problems)
-    found = seen.statistics(data)
-    demonstrated: list[Problem] = []
-    cold_start = module.cold_start
-    if cold_start is not None and (cold_start.demonstrations is None or Path(cold_start.demonstrations).is_file()):
-        questions = enumerate(cold_start.asked(data.source, MADE_UP))
-        demonstrated = [Problem(id=number, question=question, answer="") for number, question in questions]
+    demonstrated = [] if module.cold_start is None else demonstrated_problems(module.cold_start, data.source)
     overlaps = find_overlaps(chain(problems, demonstrated), held_out)
     everyone = list(chain(problems, *held_out.values()))
     texts, unwritable, characters = _unwritable(module, data)
-    return ProblemStatistics(
-        train=found.train,
-        repeated=found.repeated,
-        held_out=found.held_out,
+    return replace(
+        seen.statistics(data),
         leaked=sum(len(overlap.repeated) for overlap in overlaps.values()),
         texts=texts,
         unwritable=unwritable,
@@ -80,6 +75,14 @@ def measure_problems(module: GRPOModule, data: RolloutDataModule, fits: Fits | N
         prompts=len(everyone),
         too_long=0 if fits is None else sum(not fits(problem.asked) for problem in everyone),
     )
+
+
+def demonstrated_problems(cold_start: ColdStart, source: PromptSource) -> list[Problem]:
+    """The questions that a cold start shows; none where its file is gone, for a resumed run makes no cold start."""
+    if cold_start.demonstrations is not None and not Path(cold_start.demonstrations).is_file():
+        return []
+    questions = enumerate(cold_start.asked(source, MADE_UP))
+    return [Problem(id=number, question=question, answer="") for number, question in questions]
 
 
 def _unwritable(module: GRPOModule, data: RolloutDataModule) -> tuple[int, int, str]:
