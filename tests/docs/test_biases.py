@@ -1,30 +1,22 @@
 """The figures that docs/algorithms.md quotes come out of its script."""
 
 import csv
-import importlib.util
 import sys
-from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "docs" / "plots" / "biases.py"
+from tests.docs.pages import ROOT, loaded
+
+biases = loaded(ROOT / "docs" / "plots" / "biases.py")
 
 
-@pytest.fixture
-def biases():
-    spec = importlib.util.spec_from_file_location("biases", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_a_token_of_10_weighs_ten_times_one_of_100_under_the_sequence_mean(biases):
+def test_a_token_of_10_weighs_ten_times_one_of_100_under_the_sequence_mean():
     table, ten, hundred = biases.token_weights_by_length(), biases.LENGTHS.index(10), biases.LENGTHS.index(100)
     ratios = {name: weights[ten] / weights[hundred] for name, weights in table.items()}
     assert ratios == pytest.approx({"sequence_mean": 10, "token_mean": 1, "constant": 1})
 
 
-def test_only_the_group_std_weighs_questions_by_difficulty(biases):
+def test_only_the_group_std_weighs_questions_by_difficulty():
     table = biases.question_weights_by_pass_rate(samples=64_000, seed=1)
     hard, middle = biases.PASS_RATES.index(0.05), biases.PASS_RATES.index(0.5)
     assert table["grpo, group of 64"][hard] / table["grpo, group of 64"][middle] > 2
@@ -34,7 +26,7 @@ def test_only_the_group_std_weighs_questions_by_difficulty(biases):
 
 
 @pytest.mark.slow
-def test_plots_are_written(biases, tmp_path, monkeypatch):
+def test_plots_are_written(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib", reason="plots need matplotlib")
     monkeypatch.setattr(sys, "argv", ["biases.py", "--out", str(tmp_path), "--samples", "640"])
     biases.main()

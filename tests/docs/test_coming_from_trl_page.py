@@ -2,16 +2,15 @@
 
 import dataclasses
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from grpo_pl.config.suggestions import NAMES
+from tests.docs.pages import page
 
 trl = pytest.importorskip("trl", reason="TRL is a development dependency: pip install 'grpo_pl[dev]'")
-PAGE = Path(__file__).parents[2] / "docs" / "coming_from_trl.md"
-ROWS = re.findall(r"^\| (`.*?) \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+ROWS = re.findall(r"^\| (`.*?) \| (.*) \|$", page("coming_from_trl"), re.MULTILINE)
 THEIRS = {name: ours for names, ours in ROWS for name in re.findall(r"`(\w+)`", names)}
 
 

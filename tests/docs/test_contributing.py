@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,18 +10,17 @@ from typing import Any
 import pytest
 import yaml
 
-PAGE = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+from tests.docs.pages import ROOT, as_module, blocks
+
+PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 
 
-def _example(first_line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def _example(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module that a code block defines, imported under the name that its first line gives."""
-    (code,) = re.findall(rf"^```python\n(# {re.escape(first_line)}\n.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    file = tmp_path / first_line
-    file.parent.mkdir()
-    file.write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_package", raising=False)
-    return importlib.import_module(first_line.removesuffix(".py").replace("/", "."))
+    (code,) = blocks(PAGE, "python", f"# {file}")
+    name = file.removesuffix(".py").replace("/", ".")
+    as_module(name, code, tmp_path, monkeypatch)
+    return importlib.import_module(name)
 
 
 def test_the_reward_is_built_from_its_yaml_and_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +28,7 @@ def test_the_reward_is_built_from_its_yaml_and_scores(tmp_path: Path, monkeypatc
     from grpo_pl.rewards.base import Reward
 
     _example("my_package/rewards.py", tmp_path, monkeypatch)
-    (block,) = re.findall(r"^```yaml\n(.*?Brevity.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    (block,) = [block for block in blocks(PAGE, "yaml") if "Brevity" in block]
     reward = build(Reward, yaml.safe_load(block)["model"]["rewards"][0], "reward")
     assert [score.value for score in reward(["", "a" * 80], ["", ""], {})] == [1.0, 0.5]
     assert reward.weight == 0.2

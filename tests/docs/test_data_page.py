@@ -13,23 +13,15 @@ import yaml
 
 from grpo_pl.cli.main import main
 from grpo_pl.evaluation.report import EvaluationReport
+from tests.conftest import TINY_POLICY
+from tests.docs.pages import ROOT, blocks, page, section
 
-PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
-POLICY = {
-    "model_type": "qwen2",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.08,
-}
+PAGE = page("data")
+POLICY = {**TINY_POLICY, "max_position_embeddings": 128}
 
 
 def _blocks(heading: str, language: str) -> list[str]:
-    (section,) = re.findall(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
-    return re.findall(rf"^```{language}\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    return blocks(section(PAGE, heading), language)
 
 
 def _run(heading: str) -> None:
@@ -137,4 +129,4 @@ def test_every_configuration_on_the_page_names_sources_and_rewards_that_exist() 
     for name in names:
         module, _, attribute = name.rpartition(".")
         assert hasattr(import_module(module), attribute), name
-    assert all(Path(__file__).parents[2].joinpath(file).is_file() for file in re.findall(r"`(configs/[\w./]+)`", PAGE))
+    assert all((ROOT / file).is_file() for file in re.findall(r"`(configs/[\w./]+)`", PAGE))

@@ -1,25 +1,19 @@
 """The engine of docs/engines.md runs as it stands there."""
 
 import csv
-import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
+from tests.docs.pages import as_module, blocks, page
 
 
 def test_a_run_takes_the_engine_of_the_page(command_line: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (block,) = re.findall(r"^```python\n# my_parts\.py\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    (tmp_path / "my_parts.py").write_text(block)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_parts", raising=False)
-    (named,) = re.findall(
-        r"^```yaml\n(model:\n  engine: \{class_path: my_parts.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE
-    )
+    (block,) = blocks(page("engines"), "python", "# my_parts.py")
+    as_module("my_parts", block, tmp_path, monkeypatch)
+    (named,) = [block for block in blocks(page("engines"), "yaml") if "{class_path: my_parts" in block]
     engine = yaml.safe_load(named)["model"]["engine"] | {"init_args": {"tokens_per_update": 2}}
     config = command_line.config(
         "growing", model__engine=engine, model__sampling={"max_completion_length": 5}, data__steps=4

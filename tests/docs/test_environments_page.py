@@ -2,6 +2,7 @@
 
 import json
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,14 @@ from grpo_pl.environments import Environment, EnvironmentPool, play
 from grpo_pl.rewards import Reward
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.types import SamplingParams
+from tests.docs.pages import as_module, blocks, page
 
-PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
+PAGE = page("environments")
 
 
-def _block(language: str, beginning: str) -> str:
-    """The one block of code on the page that begins so."""
-    blocks = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
-    (block,) = [block for block in blocks if block.startswith(beginning)]
-    return str(block)
+def _block(language: str, with_: str) -> str:
+    """The first block of code on the page with this text."""
+    return next(block for block in blocks(PAGE, language) if with_ in block)
 
 
 def test_the_tool_on_the_page_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,11 +28,7 @@ def test_the_tool_on_the_page_is_called(tmp_path: Path, monkeypatch: pytest.Monk
     assert len([line for line in code.splitlines() if line.strip()]) <= 10
     (tmp_path / "my_tools.py").write_text(code)
     monkeypatch.chdir(tmp_path)
-    settings = next(
-        yaml.safe_load(text)["model"]["environment"]
-        for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-        if "my_tools.py" in text
-    )
+    settings = yaml.safe_load(_block("yaml", "my_tools.py"))["model"]["environment"]
     environment = build(Environment, settings, "environment")
     (schema,) = environment.tool_schemas
     assert set(schema["function"]["parameters"]["properties"]) == {"start", "end"}
@@ -46,11 +42,9 @@ def test_the_tool_on_the_page_is_called(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_run_on_the_page_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my_package").mkdir()
-    (tmp_path / "my_package" / "guessing.py").write_text(_block("python", "# my_package/guessing.py"))
-    monkeypatch.syspath_prepend(tmp_path)
+    as_module("my_package.guessing", _block("python", "# my_package/guessing.py"), tmp_path, monkeypatch)
     file = tmp_path / "run.yaml"
-    file.write_text(next(text for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) if "Guessing" in text))
+    file.write_text(_block("yaml", "Guessing"))
     config = read([file])
     assert config.build("model.environment", Environment).most == 15  # type: ignore[attr-defined]
     assert config.build("model.episodes", EpisodeSettings).max_turns == 5
@@ -60,9 +54,8 @@ def test_the_run_on_the_page_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_environment_on_the_page_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = _block("python", "# my_package/guessing.py")
-    (tmp_path / "guessing_of_the_page.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    from guessing_of_the_page import Guessing
+    as_module("guessing_of_the_page", code, tmp_path, monkeypatch)
+    Guessing = import_module("guessing_of_the_page").Guessing
 
     assert len([line for line in code.splitlines() if line.strip()]) <= 20
     turns = play(Guessing(), [str(number) for number in range(1, 21)], seed=3)
@@ -75,8 +68,6 @@ def test_the_environment_on_the_page_plays(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_every_class_is_where_the_page_says() -> None:
-    from importlib import import_module
-
     rows = re.findall(r"^\| `(\w+)` \(`(\w+)`\)", PAGE, re.MULTILINE)
     assert len(rows) == 8
     for name, module in rows:

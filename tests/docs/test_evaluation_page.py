@@ -12,12 +12,9 @@ import pytest
 
 from grpo_pl.cli.main import main
 from grpo_pl.evaluation.report import EvaluationReport
+from tests.docs.pages import blocks, page
 
-PAGE = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
-
-
-def _blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+PAGE = page("evaluation")
 
 
 def test_a_policy_is_compared_with_its_beginning(command_line: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +26,7 @@ def test_a_policy_is_compared_with_its_beginning(command_line: Any, monkeypatch:
     shutil.copytree(command_line.runs / "quickstart", desk / "runs" / "quickstart", symlinks=True)
     monkeypatch.setenv("GRPO_PL_CACHE", str(command_line.cache))
     monkeypatch.chdir(desk)
-    measure, compare = _blocks("bash")
+    measure, compare = blocks(PAGE, "bash")
     before, after = (shlex.split(line) for line in compare.splitlines())
     assert after[: len(shlex.split(measure))] == shlex.split(measure)
     printed = io.StringIO()
@@ -46,7 +43,7 @@ def test_a_policy_is_compared_with_its_beginning(command_line: Any, monkeypatch:
 
 
 def test_the_metrics_in_python() -> None:
-    (code,) = _blocks("python")
+    (code,) = blocks(PAGE, "python")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(code, {})

@@ -1,6 +1,5 @@
 """The scripts and the notebook of examples/ run, made shorter; others are tested with the pages that show them."""
 
-import os
 import re
 from pathlib import Path
 
@@ -8,14 +7,13 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests.forked import run_script
+from tests.docs.pages import ROOT, changed, page, run
 
-ROOT = Path(__file__).parents[2]
 SHORTER = {
-    "training.py": ("steps=250", "steps=20", "steps=12", "steps=2", "val_prompts=50", "val_prompts=8"),
-    "reward.py": ("steps=60", "steps=2"),
-    "environment.py": ("steps=150", "steps=2"),
-    "agent.py": ("steps=40", "steps=2", "prompts_per_step=16", "prompts_per_step=2", "val_prompts=32", "val_prompts=2"),
+    "training.py": {"steps=250": "steps=20", "steps=12": "steps=2", "val_prompts=50": "val_prompts=8"},
+    "reward.py": {"steps=60": "steps=2"},
+    "environment.py": {"steps=150": "steps=2"},
+    "agent.py": {"steps=40": "steps=2", "step=16": "step=2", "val_prompts=32": "val_prompts=2"},
 }
 """What stands there, and what is run in its place."""
 
@@ -24,14 +22,8 @@ SHORTER = {
     "name", [pytest.param("training.py", marks=pytest.mark.slow), "reward.py", "environment.py", "agent.py"]
 )
 def test_an_example_runs_and_says_where_its_completions_are(name: str, tmp_path: Path) -> None:
-    text, changes = (ROOT / "examples" / name).read_text(), SHORTER[name]
-    for before, after in zip(changes[::2], changes[1::2], strict=True):
-        assert text.count(before) == 1
-        text = text.replace(before, after)
-    (tmp_path / name).write_text(text)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GRPO_PL_CACHE": str(tmp_path / "cache")}
-    status, said = run_script(name, env=environment, cwd=tmp_path)
-    assert status == 0, said
+    (tmp_path / name).write_text(changed((ROOT / "examples" / name).read_text(), SHORTER[name]))
+    said = run(name, folder=tmp_path)
     assert "shards" not in said and "weights_only" not in said  # what libraries say and nobody can act on
     place = re.findall(r"(?: is| are) in (\S+)$", said, re.MULTILINE)[-1]
     assert (tmp_path / place).exists()
@@ -58,9 +50,9 @@ def test_every_example_is_short_and_tested() -> None:
 
 
 def test_the_server_is_that_of_the_page() -> None:
-    assert (ROOT / "examples/server.py").read_text() in (ROOT / "docs/serving.md").read_text()
+    assert (ROOT / "examples/server.py").read_text() in page("serving")
 
 
 def test_the_training_is_that_of_the_page() -> None:
     _, code = (ROOT / "examples/training.py").read_text().split("\n\n", 1)
-    assert code in (ROOT / "docs/python.md").read_text()
+    assert code in page("python")

@@ -2,8 +2,6 @@
 
 import csv
 import importlib
-import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +17,24 @@ from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.rewards import ExactReward
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import SamplingParams
+from tests.docs.pages import as_module, blocks, page
 
 TINY_POLICY = {"model_type": "qwen2", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
 TINY_POLICY |= {"num_key_value_heads": 1, "intermediate_size": 16}
-PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+PAGE = page("extending")
 
 
 @pytest.fixture
 def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A module of everything that the page writes into ``my_parts.py``."""
-    blocks = re.findall(r"^```python\n# my_parts\.py\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 5
-    (tmp_path / "my_parts.py").write_text("\n".join(blocks))
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_parts", raising=False)
+    found = blocks(PAGE, "python", "# my_parts.py")
+    assert len(found) == 5
+    as_module("my_parts", "\n".join(found), tmp_path, monkeypatch)
     return "my_parts"
 
 
 def test_a_run_takes_the_parts_of_the_page(command_line: Any, parts: str) -> None:
-    estimator, _, callback = (
-        yaml.safe_load(block)
-        for block in re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    )
+    estimator, _, callback = map(yaml.safe_load, blocks(PAGE, "yaml"))
     algorithm = {"group_size": 4, "beta": 0.0, "surrogate": {"class_path": f"{parts}.PulledBack"}}
     config = command_line.config(
         "extended",

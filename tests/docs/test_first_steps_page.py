@@ -2,7 +2,6 @@
 smaller quickstart, and a small model and data set in local folders of the names that the commands ask the hub for."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -16,16 +15,14 @@ import yaml
 
 from grpo_pl.cli.main import main
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from tests.docs.pages import ROOT, blocks, page, section
 from tests.docs.shell import forked_commands
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "first_steps.md"
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
 def _commands(heading: str) -> str:
-    (section,) = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    return "\n".join(re.findall(r"^```bash\n(.*?)^```", section, re.MULTILINE | re.DOTALL))
+    return "\n".join(blocks(section(page("first_steps"), heading), "bash"))
 
 
 def _smaller(config: Path, **changes: Any) -> None:

@@ -1,6 +1,5 @@
 """docs/lightning.md shows the files of examples/, which run, and names what is refused."""
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -8,23 +7,14 @@ from typing import Any
 import yaml
 
 from grpo_pl.training.checks import REFUSED
-from tests.forked import run_script
+from tests.docs.pages import ROOT, blocks, page, run
 
-ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/lightning.md").read_text()
-
-
-def _run(script: str, *arguments: str, folder: Path) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GRPO_PL_CACHE": str(folder / "cache")}
-    status, said = run_script(script, *arguments, env=environment, cwd=folder)
-    assert status == 0, said
-    return said
+PAGE = page("lightning")
 
 
 def test_the_page_shows_the_examples_as_they_are() -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     for name in ("cli", "fabric"):
-        assert (ROOT / f"examples/{name}.py").read_text() in blocks
+        assert (ROOT / f"examples/{name}.py").read_text() in blocks(PAGE, "python")
     assert len((ROOT / "examples/fabric.py").read_text().splitlines()) <= 60
 
 
@@ -37,7 +27,7 @@ def test_the_page_names_every_callback_that_is_refused() -> None:
 def test_the_loop_of_fabric_learns(tmp_path: Path) -> None:
     shorter = (ROOT / "examples/fabric.py").read_text().replace("= 400, 32, 8, 4,", "= 40, 16, 8, 4,")
     (tmp_path / "loop.py").write_text(shorter)
-    points = [float(found) for found in re.findall(r"rollout \d+: ([\d.]+) of 7", _run("loop.py", folder=tmp_path))]
+    points = [float(found) for found in re.findall(r"rollout \d+: ([\d.]+) of 7", run("loop.py", folder=tmp_path))]
     assert len(points) == 2 and points[0] > 2.0 and points[1] > points[0]
 
 
@@ -47,13 +37,9 @@ def test_a_command_line_of_ten_lines_trains_twice_and_tests(command_line: Any, t
     config["data"]["source"]["class_path"] = "ArithmeticPrompts"
     config["trainer"]["enable_progress_bar"] = False
     (tmp_path / "my.yaml").write_text(yaml.safe_dump(config))
-    own = (
-        (ROOT / "examples/cli.py")
-        .read_text()
-        .replace("sorting import SortingPrompts as", "arithmetic import ArithmeticPrompts as")
-    )
-    (tmp_path / "cli.py").write_text(own.replace("as SortingPrompts", "as ArithmeticPrompts"))
+    own = (ROOT / "examples/cli.py").read_text().replace("SortingPrompts", "ArithmeticPrompts")
+    (tmp_path / "cli.py").write_text(own.replace("sorting import", "arithmetic import"))
     for verb in ("fit", "fit", "test"):
-        said = _run("cli.py", verb, "--config", "my.yaml", folder=tmp_path)
+        said = run("cli.py", verb, "--config", "my.yaml", folder=tmp_path)
     assert "test/pass@1" in said
     assert len(list((tmp_path / "lightning_logs").iterdir())) >= 2

@@ -1,7 +1,6 @@
 """The page's list of code for GPUs is complete, and the script for a GPU asks the benchmarks for what they offer."""
 
 import ast
-import importlib.util
 import re
 import subprocess
 import sys
@@ -11,19 +10,10 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.docs.pages import ROOT, loaded, page, section
+
 BENCHMARKS = ROOT / "benchmarks"
-
-
-def _load(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", BENCHMARKS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-gpu, gpu_wheels = _load("gpu"), _load("gpu_wheels")
+gpu, gpu_wheels = (loaded(BENCHMARKS / f"{name}.py") for name in ("gpu", "gpu_wheels"))
 
 
 def _only_on_gpus(file: Path) -> bool:
@@ -39,8 +29,7 @@ def _only_on_gpus(file: Path) -> bool:
 
 
 def test_the_page_lists_every_file_with_code_that_only_a_gpu_takes() -> None:
-    section = (ROOT / "docs" / "performance.md").read_text().split("\n## On a GPU\n")[1].split("\n## ")[0]
-    listed = re.findall(r"^\| `([\w/]+\.py)` \|", section, re.MULTILINE)
+    listed = re.findall(r"^\| `([\w/]+\.py)` \|", section(page("performance"), "On a GPU"), re.MULTILINE)
     found = [file for folder in ("grpo_pl", "serve") for file in (ROOT / folder).rglob("*.py") if _only_on_gpus(file)]
     assert sorted(listed) == sorted(str(file.relative_to(ROOT)) for file in found)
 

@@ -1,7 +1,6 @@
 """The front page: short, true to its configurations, and its Python runs as it is written, on a small stand-in."""
 
 import csv
-import os
 import re
 from pathlib import Path
 
@@ -9,9 +8,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_pl.policy.tokenizer import character_tokenizer
-from tests.forked import run_script
+from tests.docs.pages import ROOT, blocks, changed, run
 
-ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
 
@@ -36,18 +34,14 @@ def test_the_training_in_python_runs(tmp_path: Path) -> None:
         num_key_value_heads=1, max_position_embeddings=512, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(model)
-    (code,) = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    for before, after in {
+    (code,) = blocks(README, "python")
+    smaller = {
         "steps=40": "steps=2",
         "prompts_per_step=8": "prompts_per_step=2, val_prompts=4",
         "steps=32": "steps=2",
         "cold_start=": "sampling=g.SamplingParams(max_completion_length=16), cold_start=",
-    }.items():
-        assert code.count(before) == 1, before
-        code = code.replace(before, after)
-    (tmp_path / "script.py").write_text(code)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GRPO_PL_CACHE": str(tmp_path / "cache")}
-    status, said = run_script("script.py", env=environment, cwd=tmp_path)
-    assert status == 0, said
+    }
+    (tmp_path / "script.py").write_text(changed(code, smaller))
+    run("script.py", folder=tmp_path)
     with (tmp_path / "runs" / "words" / "metrics.csv").open(newline="") as file:
         assert len([row for row in csv.DictReader(file) if row["reward"]]) == 2

@@ -1,6 +1,5 @@
 """The site's own steps on pages, and its front page in a browser, built without mkdocstrings, which takes long."""
 
-import importlib.util
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -11,29 +10,19 @@ from typing import Any
 import pytest
 
 from tests.browser import Browser, needs_browser, until
+from tests.docs.pages import ROOT, loaded
 
 mkdocs_build = pytest.importorskip("mkdocs.commands.build")
 mkdocs_config = pytest.importorskip("mkdocs.config")
 pytest.importorskip("latex2mathml")
 markdown = pytest.importorskip("markdown")
-ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
 
 
-@pytest.fixture(scope="module")
-def hooks() -> Any:
-    spec = importlib.util.spec_from_file_location("hooks", DOCS / "site" / "hooks.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_formulas_become_mathml_without_a_script(hooks: Any) -> None:
+def test_formulas_become_mathml_without_a_script() -> None:
     options = {"pymdownx.arithmatex": {"generic": True}}
     page = "The ratio $r<1$, `$HOME` as it is.\n\n$$\n\\frac{a}{b}\n$$\n"
     html = markdown.markdown(page, extensions=list(options), extension_configs=options)
-    shown = hooks.on_page_content(html)
+    shown = loaded(ROOT / "docs" / "site" / "hooks.py").on_page_content(html)
     assert 'display="inline"><mrow><mi>r</mi><mo>&#x0003C;</mo><mn>1</mn></mrow></math>' in shown
     assert 'display="block"><mrow><mfrac><mrow><mi>a</mi></mrow><mrow><mi>b</mi></mrow></mfrac></mrow></math>' in shown
     assert "<code>$HOME</code>" in shown and "arithmatex" not in shown

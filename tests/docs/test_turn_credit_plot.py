@@ -1,24 +1,21 @@
 """The picture of the credit for single turns comes out of its script, from episodes that Gymnasium plays."""
 
 import csv
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "docs" / "plots" / "turn_credit.py"
+from tests.docs.pages import ROOT, loaded
+
+SCRIPT = ROOT / "docs" / "plots" / "turn_credit.py"
 
 
 @pytest.fixture
 def script() -> Any:
     pytest.importorskip("gymnasium")
-    spec = importlib.util.spec_from_file_location("turn_credit_plot", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded(SCRIPT)
 
 
 def test_the_figures_are_those_of_the_page(script: Any) -> None:
