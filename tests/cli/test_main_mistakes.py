@@ -1,8 +1,6 @@
 """Every mistake on the command line is one line, with the nearest right spelling."""
 
-import contextlib
 import importlib.util
-import io
 import json
 import re
 import subprocess
@@ -12,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from grpo_pl.cli.commands import TRAINER_VERBS, VERBS
+from grpo_pl.cli.help_page import SHORT
+from grpo_pl.cli.main import overview
 from grpo_pl.config.presets import presets
 
 NO_PRESET = f"model.algorithm.preset: no preset 'drgrpo'; did you mean dr_grpo? There are: {', '.join(presets())}."
@@ -21,25 +22,14 @@ NO_PRESET = f"model.algorithm.preset: no preset 'drgrpo'; did you mean dr_grpo? 
     ("arguments", "expected"),
     [
         (["--model.algorithm.betta=0"], "unknown option --model.algorithm.betta; did you mean --model.algorithm.beta?"),
-        (["--trainer.max_epoch", "3"], "unknown option --trainer.max_epoch; did you mean --trainer.max_epochs?"),
-        (["--model.algorithm.beta", "x"], "model.algorithm.beta must be of type float, got 'x'"),
-        (["--model.rewards+=MathRewar"], "model.rewards: there is no MathRewar; did you mean MathReward?"),
-        (
-            ["--data.source=grpo_pl.data.tasks.arithmetic.ArithmeticPrompt"],
-            "there is no grpo_pl.data.tasks.arithmetic.ArithmeticPrompt; did you mean ArithmeticPrompts?",
-        ),
         (
             ["--data.source.digit", "3"],
             "data.source: grpo_pl.data.tasks.arithmetic.ArithmeticPrompts has no argument 'digit'; "
             "did you mean digits?",
         ),
         (["--config", "{folder}/none.yaml"], "no such file: {folder}/none.yaml"),
-        (["--data.source.digits", "many"], "data.source.digits must be of type int, got 'many'"),
         (["--model.cold_start.steps", "x"], "model.cold_start.steps must be int or null, got 'x'"),
-        (["--model.cold_start", "false"], "model.cold_start must be ColdStart or null, got 'false'"),
         (["--model.rewards+=7"], "model.rewards must be a class or class_path, got '7'"),
-        (["--model.rewards+=os.path.join"], "model.rewards: os.path.join is no Reward"),
-        (["--data.source=nowhere.Thing"], "data.source: there is no nowhere.Thing: No module named 'nowhere'"),
         (
             ["--model.optimization.schedule", "cosin"],
             "model.optimization.schedule must be constant, linear, cosine or null, got 'cosin'",
@@ -70,20 +60,14 @@ def test_a_mistake_in_an_option_is_one_line_and_status_2(
     ("text", "expected"),
     [
         ("data: {stps: 3}", "unknown key 'data.stps'; did you mean data.steps?"),
-        ("model: {sampling: [1]}", "model.sampling must be a mapping of fields, got [1]."),
         ("model: {algorithm: null}", "model.algorithm must be a mapping of fields, got null."),
         ("model: {algorithm: {preset: drgrpo}}", NO_PRESET),
         ("model: {preset: dapo}", "unknown key 'model.preset'; did you mean model.algorithm.preset?"),
         ("model: [1]", "model must be a mapping of fields, got [1]."),
-        ("data: 3", "data must be a mapping of fields, got 3."),
         ("modle: {engine: null}", "unknown key 'modle.engine'; did you mean model.engine?"),
         (
             "model: {rewards: [{class_path: grpo_pl.rewards.MathReward, init_args: {worker: 3}}]}",
             "model.rewards: grpo_pl.rewards.MathReward has no argument 'worker'; did you mean workers?",
-        ),
-        (
-            "model: {rewards: [{class_path: grpo_pl.rewards.MatReward}]}",
-            "there is no grpo_pl.rewards.MatReward; did you mean MathReward?",
         ),
         (
             "model: {rewards: [{class_pth: grpo_pl.rewards.MathReward}]}",
@@ -105,20 +89,12 @@ def test_a_mistake_in_a_file_is_one_line_and_status_2(
     assert (outcome.status, outcome.err.splitlines()[0]) == (2, f"grpo-pl fit: error: {expected}")
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("model: [\n", "{file}, line 2, column 1: did not find expected node content."),
-        ("model:\n\tseed: 0\n", "{file}, line 2, column 1: found character that cannot start any token."),
-        ("", "{file} is empty; a configuration is a mapping such as `data: {{steps: 100}}`."),
-        ("dr_grpo", "{file} holds 'dr_grpo'; a configuration is a mapping such as `data: {{steps: 100}}`."),
-    ],
-)
-def test_a_file_that_is_no_configuration_is_named(command_line: Any, tmp_path: Path, text: str, expected: str) -> None:
+def test_a_file_that_is_no_configuration_is_named(command_line: Any, tmp_path: Path) -> None:
     file = tmp_path / "broken.yaml"
-    file.write_text(text)
+    file.write_text("model:\n\tseed: 0\n")
     outcome = command_line("fit", "--config", command_line.config("usage"), "--config", file)
-    assert (outcome.status, outcome.err) == (1, f"grpo-pl fit: error: {expected.format(file=file)}\n")
+    said = f"grpo-pl fit: error: {file}, line 2, column 1: found character that cannot start any token.\n"
+    assert (outcome.status, outcome.err) == (1, said)
 
 
 def test_without_a_configuration_fit_says_how_to_give_one(command_line: Any) -> None:
@@ -160,34 +136,16 @@ def test_an_error_in_a_reward_function_names_its_line(command_line: Any, tmp_pat
     assert outcome.status == 1 and outcome.err.endswith(f"grpo-pl fit: error: {tried}: {line}\n")
 
 
-def test_score_explains_its_configuration_as_fit_does(command_line: Any, tmp_path: Path) -> None:
-    from grpo_pl.cli.main import main
-
-    (tmp_path / "rows.jsonl").write_text('{"completion": "1", "answer": "1"}\n')
-    (tmp_path / "rewards.yaml").write_text("rewards: [{class_path: grpo_pl.rewards.MatReward}]")
-    stderr = io.StringIO()
-    with contextlib.redirect_stderr(stderr):
-        status = main(["score", str(tmp_path / "rows.jsonl"), "--config", str(tmp_path / "rewards.yaml")])
-    expected = "grpo-pl score: error: there is no grpo_pl.rewards.MatReward; did you mean MathReward?\n"
-    assert (status, stderr.getvalue()) == (2, expected)
-
-
 def test_an_unknown_command_names_the_nearest(command_line: Any) -> None:
     outcome = command_line("validat")
-    assert (outcome.status, outcome.err.splitlines()[0]) == (
-        2,
-        "grpo-pl: error: unknown command 'validat'; did you mean validate?",
-    )
+    assert outcome.status == 2
+    assert outcome.err.splitlines()[0] == "grpo-pl: error: unknown command 'validat'; did you mean validate?"
 
 
 # --- help -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_overview_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-
-    from grpo_pl.cli.commands import TRAINER_VERBS, VERBS
-    from grpo_pl.cli.main import overview
-
     monkeypatch.setenv("COLUMNS", "80")
     lines = overview().splitlines()
     assert max(map(len, lines)) <= 80
@@ -229,8 +187,6 @@ def test_the_short_page_needs_no_library_of_training() -> None:
 
 
 def test_every_option_of_the_short_page_is_one(command_line: Any) -> None:
-    from grpo_pl.cli.help_page import SHORT
-
     shown = "".join(command_line(verb, "--help=all").out for verb in ("fit", "validate", "doctor"))
     assert [name for name in SHORT if f"--{name}" not in shown] == []
 

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 TABLE = "grpo_pl.data.tables.TablePrompts"
-ARITHMETIC = "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts"
+TWO_DIGITS = {
+    "class_path": "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts",
+    "init_args": {"digits": 2, "min_digits": 2},
+}
 MATH = {"class_path": "grpo_pl.rewards.MathReward", "init_args": {"correctness": True, "workers": 1}}
 
 
@@ -145,14 +148,8 @@ def test_every_part_of_a_mixture_is_looked_at_by_its_own_rules(command_line: Any
     rows = [*_sums(24), {"question": "a", "answer": "nan"}, {"question": "1" * 17, "answer": "1"}]
     table = _source(tmp_path, rows, val_share=0.0, val_path=str(tmp_path / "val.jsonl"), bad_rows="drop")
     (tmp_path / "val.jsonl").write_text(json.dumps({"question": "x", "answer": "1"}))
-    made_up = {
-        "class_path": "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts",
-        "init_args": {"digits": 2, "min_digits": 2},
-    }
-    mixture = {
-        "class_path": "grpo_pl.data.mixture.MixturePrompts",
-        "init_args": {"parts": {"read": table, "made_up": made_up}},
-    }
+    parts = {"read": table, "made_up": TWO_DIGITS}
+    mixture = {"class_path": "grpo_pl.data.mixture.MixturePrompts", "init_args": {"parts": parts}}
     changes = {"model__cold_start": None, "model__rewards": [MATH], "data__source": mixture}
     config = command_line.config("mixed", **changes)
     outcome = command_line.done("validate", "--config", config)
@@ -162,11 +159,7 @@ def test_every_part_of_a_mixture_is_looked_at_by_its_own_rules(command_line: Any
 
 
 def test_the_best_checkpoint_is_chosen_by_a_metric_that_there_is(command_line: Any) -> None:
-    more = {
-        "class_path": "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts",
-        "init_args": {"digits": 2, "min_digits": 2},
-    }
-    config = command_line.config("monitored", data__validation_sets={"more": more}, data__steps=1)
+    config = command_line.config("monitored", data__validation_sets={"more": TWO_DIGITS}, data__steps=1)
     outcome = command_line("fit", "--config", config, "--checkpoint.monitor=val/moer/pass@1")
     assert outcome.status == 1
     assert "no validation measures 'val/moer/pass@1'; did you mean val/more/pass@1?" in outcome.err

@@ -181,15 +181,6 @@ def test_a_key_may_be_written_out(config: Any, tree: dict[str, Any]) -> None:
         ({}, "0.yaml has no data.source."),
         (source(None), "0.yaml has no data.source."),
         (source("ArithmeticPrompt"), "data.source: there is no ArithmeticPrompt; did you mean ArithmeticPrompts?"),
-        (source({"class_path": "nowhere.X"}), "data.source: there is no nowhere.X: No module named 'nowhere'"),
-        (source("grpo_pl.rewards.MathReward"), "data.source: grpo_pl.rewards.MathReward is no PromptSource"),
-        (source([1]), "data.source must be a PromptSource, given by class_path and init_args, got '[1]'"),
-        (source({"digits": 2}), "data.source: an entry has no class_path that says which PromptSource is meant"),
-        (
-            source({**ARITHMETIC, "init_args": {"digit": 2}}),
-            "data.source: grpo_pl.data.tasks.arithmetic.ArithmeticPrompts has no argument 'digit'; "
-            "did you mean digits?",
-        ),
         (source({**ARITHMETIC, "init_args": {"digits": "x"}}), "data.source.digits must be of type int, got 'x'"),
     ],
 )
@@ -202,8 +193,6 @@ def test_a_wrong_source_is_one_line(config: Any, tmp_path: Path, tree: Any, line
 @pytest.mark.parametrize(
     ("value", "line"),
     [
-        ({"temprature": 1}, "unknown key 'model.sampling.temprature'; did you mean model.sampling.temperature?"),
-        ({"temperature": [1]}, "model.sampling.temperature must be of type float, got '[1]'"),
         ([1], "model.sampling must be a mapping of fields, got [1]."),
         (None, "model.sampling must be a mapping of fields, got null."),
         ({"max_new_tokens": 3}, "unknown key 'model.sampling.max_new_tokens'; "
