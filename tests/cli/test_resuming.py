@@ -14,6 +14,8 @@ from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.data.json_lines import JsonLinesPrompts
 from grpo_pl.data.mixture import MixturePrompts
 from grpo_pl.data.tables import TablePrompts
+from grpo_pl.policy.template import ANSWER_TAGS, THINK_TAGS
+from tests.conftest import TINY_POLICY
 
 
 def _state_of(folder: Path) -> dict[str, bytes | int]:
@@ -40,55 +42,35 @@ def test_an_empty_configuration_beside_the_checkpoint_is_as_none(command_line: A
 
 
 @pytest.mark.parametrize(
-    ("option", "change"),
+    ("policy", "change"),
     [
-        ("from_scratch.hidden_size=64", "model.policy.from_scratch.hidden_size: 32 → 64"),
-        ("from_scratch.num_hidden_layers=2", "model.policy.from_scratch.num_hidden_layers: 1 → 2"),
-        ("from_scratch.num_attention_heads=4", "model.policy.from_scratch.num_attention_heads: 2 → 4"),
-        ("from_scratch.rope_theta=50.0", "model.policy.from_scratch.rope_theta: unset → 50.0"),
-        ("lora={rank: 2}", "model.policy.lora"),
-        ("tags=['<think>','</think>','<answer>','</answer>','<more>']", "model.policy.tags: "),
+        ({"from_scratch": {**TINY_POLICY, "hidden_size": 64}}, "from_scratch.hidden_size: 32 → 64"),
+        ({"from_scratch": {**TINY_POLICY, "num_hidden_layers": 2}}, "from_scratch.num_hidden_layers: 1 → 2"),
+        ({"from_scratch": {**TINY_POLICY, "num_attention_heads": 4}}, "from_scratch.num_attention_heads: 2 → 4"),
+        ({"from_scratch": {**TINY_POLICY, "rope_theta": 50.0}}, "from_scratch.rope_theta: unset → 50.0"),
+        ({"from_scratch": TINY_POLICY, "lora": {"rank": 2}}, "lora"),
+        ({"from_scratch": TINY_POLICY, "tags": [*THINK_TAGS, *ANSWER_TAGS, "<more>"]}, "tags: "),
     ],
 )
 @pytest.mark.parametrize("way", ["--resume", "--ckpt_path"])
 def test_another_model_is_one_line_that_names_the_field_and_writes_nothing(
-    command_line: Any, run: Path, option: str, change: str, way: str
+    command_line: Any, run: Path, policy: dict[str, Any], change: str, way: str
 ) -> None:
     before = _state_of(command_line.runs)
-    config = command_line.config("once", data__steps=3)
+    config = command_line.config("once", data__steps=3, model__policy=policy)
     given = [way] if way == "--resume" else [f"{way}={run / 'checkpoints' / 'last.ckpt'}", "--name=new"]
-    name, _, value = option.partition("=")
-    policy = name.split(".")
-    if policy[0] == "from_scratch":
-        scratch = {"model__policy__from_scratch": {**_scratch(config), policy[1]: _value(value)}}
-        config = command_line.config("once", data__steps=3, **scratch)
-        given = [*given]
-    else:
-        given = [*given, f"--model.policy.{name}={value}"]
     outcome = command_line("fit", "--config", config, *given)
     assert outcome.status == 1, outcome.err
     last = outcome.err.splitlines()[-1]
-    assert "holds another model: " in last and change in last, last
+    assert "holds another model: " in last and f"model.policy.{change}" in last, last
     assert "Traceback" not in outcome.err
     assert _state_of(command_line.runs) == before
-
-
-def _scratch(config: Path) -> dict[str, Any]:
-    import yaml
-
-    return dict(yaml.safe_load(config.read_text())["model"]["policy"]["from_scratch"])
-
-
-def _value(text: str) -> float | int:
-    return float(text) if "." in text else int(text)
 
 
 def test_a_checkpoint_without_its_configuration_names_the_weight(command_line: Any, run: Path, tmp_path: Path) -> None:
     path = tmp_path / "alone.ckpt"
     path.write_bytes((run / "checkpoints" / "last.ckpt").read_bytes())
-    config = command_line.config("once")
-    scratch = {**_scratch(config), "intermediate_size": 40}
-    config = command_line.config("other", model__policy__from_scratch=scratch)
+    config = command_line.config("other", model__policy__from_scratch={**TINY_POLICY, "intermediate_size": 40})
     for verb in ("fit", "validate"):
         outcome = command_line(verb, "--config", config, f"--ckpt_path={path}")
         assert outcome.status == 1

@@ -102,17 +102,9 @@ def test_a_policy(fresh_command_line: Any, lacking: Path, beta: float, cold_star
 
 
 def test_a_teacher_before_the_cold_start(fresh_command_line: Any, lacking: Path) -> None:
-    config = fresh_command_line.config(
-        model__teacher={"path": str(lacking)},
-        model__algorithm={
-            "group_size": 4,
-            "beta": 0.0,
-            "supervision": "token",
-            "distillation_alone": True,
-            "baseline": "none",
-            "scale": "none",
-        },
-    )
+    algorithm = {"group_size": 4, "beta": 0.0, "supervision": "token", "distillation_alone": True}
+    algorithm |= {"baseline": "none", "scale": "none"}
+    config = fresh_command_line.config(model__teacher={"path": str(lacking)}, model__algorithm=algorithm)
     assert f"{LAYER} is missing" in _refused(fresh_command_line, "fit", f"--config={config}")
     assert not (fresh_command_line.cache / "cold_start").exists() and not fresh_command_line.runs.exists()
 
@@ -187,30 +179,29 @@ def test_a_checkpoint(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("verb", ["evaluate", "predict"])
-def test_a_reward_model_of_an_export(
-    fresh_command_line: Any, export: Path, judge: dict[str, Any], tmp_path: Path, verb: str
-) -> None:
+@pytest.fixture
+def judged(export: Path, judge: dict[str, Any], tmp_path: Path) -> Path:
+    """The whole export, with that reward."""
     folder = Path(shutil.copytree(export, tmp_path / "judged"))
     manifest = json.loads((folder / "grpo_pl.json").read_text())
     (folder / "grpo_pl.json").write_text(json.dumps({**manifest, "rewards": [EXACT, judge]}))
-    asked = [*_asked(verb, folder, tmp_path, fresh_command_line.config()), "--trust-rewards"]
+    return folder
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "predict"])
+def test_a_reward_model_of_an_export(fresh_command_line: Any, judged: Path, tmp_path: Path, verb: str) -> None:
+    asked = [*_asked(verb, judged, tmp_path, fresh_command_line.config()), "--trust-rewards"]
     assert "score.weight is missing" in _refused(fresh_command_line, verb, *asked)
 
 
-@pytest.mark.parametrize("what", ["policy", "reward"])
-def test_a_server_does_not_start(export: Path, lacking: Path, judge: dict[str, Any], tmp_path: Path, what: str) -> None:
-    folder, reason = lacking, f"{LAYER} is missing"
-    if what == "reward":
-        folder, reason = Path(shutil.copytree(export, tmp_path / "judged")), "score.weight is missing"
-        manifest = json.loads((folder / "grpo_pl.json").read_text())
-        (folder / "grpo_pl.json").write_text(json.dumps({**manifest, "rewards": [EXACT, judge]}))
-    asked = ["serve", f"--model={folder}", "--port=0", "--trust-rewards"]
+@pytest.mark.parametrize(("what", "weight"), [("lacking", LAYER), ("judged", "score.weight")])
+def test_a_server_does_not_start(request: pytest.FixtureRequest, what: str, weight: str) -> None:
+    asked = ["serve", f"--model={request.getfixturevalue(what)}", "--port=0", "--trust-rewards"]
     process, output = forked(partial(with_forked_workers, partial(main, asked)))
     with output:
         (line,) = output.read().splitlines()
     assert process.wait() == 1
-    assert line.startswith("grpo-pl serve: error: ") and reason in line
+    assert line.startswith("grpo-pl serve: error: ") and f"{weight} is missing" in line
 
 
 def test_a_whole_export_is_taken(

@@ -1,14 +1,12 @@
 """What ``grpo-pl new`` writes, by running it: tests, a few rollouts, and the linters; and what it refuses."""
 
 import csv
-import importlib.util
 import random
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ from grpo_pl.cli.main import main
 from grpo_pl.config.objects import read
 from grpo_pl.data.cells import gold_in
 from grpo_pl.data.demonstrations import Demonstration
+from grpo_pl.data.sources import PromptSource
 from grpo_pl.environments.gymnasium_ids import numbers_of
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.tokenizer import CHARACTERS
@@ -28,6 +27,7 @@ from grpo_pl.tools.scaffold.easier import easier_settings, is_learnable, narrowe
 from grpo_pl.tools.scaffold.kinds import PATTERNS, draft
 from grpo_pl.tools.scaffold.small_policy import Shape, constant_parts, shape_for, token_counter
 from tests.conftest import TINY_POLICY, exit_status
+from tests.docs.pages import loaded
 from tests.forked import forked
 
 ROOT = Path(__file__).parents[3]
@@ -51,15 +51,11 @@ def known_speed() -> Iterator[None]:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with one task of each kind."""
     folder = tmp_path_factory.mktemp("tasks")
-    rows = [{"Problem": f"{i} and 1?", "Solution": f"So it is #### {i + 1}", "id": str(i)} for i in range(60)]
-    with (folder / "sums.csv").open("w", newline="") as file:
-        table = csv.DictWriter(file, ["id", "Problem", "Solution"])
-        table.writeheader()
-        table.writerows(rows)
-    lines = [f'{{"q": "{i}·2", "gold": "{2 * i}", "work": "{i}+{i}"}}\n' for i in range(60)]
-    (folder / "doubles.jsonl").write_text("".join(lines))
-    nuts = [f'"Ann has {n} nuts and Bob {n + 2}.5. How many?",{2 * n + 2}.5\n' for n in range(60)]
-    (folder / "nuts.csv").write_text("".join(["question,answer\n", *nuts]))
+    _table(folder / "sums.csv", "id,Problem,Solution", [f"{i},{i} and 1?,So it is #### {i + 1}" for i in range(60)])
+    first, *lines = [f'{{"q": "{i}·2", "gold": "{2 * i}", "work": "{i}+{i}"}}' for i in range(60)]
+    _table(folder / "doubles.jsonl", first, lines)
+    nuts = [f"Ann has {n} nuts and Bob {n + 2}.5. How many?,{2 * n + 2}.5" for n in range(60)]
+    _table(folder / "nuts.csv", "question,answer", nuts)
     origins: list[list[str]] = [
         [],
         ["--from", f"csv:{folder / 'sums.csv'}"],
@@ -75,17 +71,37 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def search_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def search_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
-    yield
+
+
+def _table(file: Path, head: str, rows: Iterable[str]) -> Path:
+    file.write_text("\n".join([head, *rows]) + "\n", encoding="utf-8")
+    return file
+
+
+def _config(folder: Path) -> Any:
+    return yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+
+
+def _source(folder: Path) -> Any:
+    return read([folder / "config.yaml"]).build("data.source", PromptSource)
+
+
+def _tested(*folders: Path, cwd: Path) -> None:
+    """The tests of these tasks pass."""
+    given = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", *map(str, folders)]
+    process, output = forked(lambda: pytest.main(given), cwd=cwd)
+    with output:
+        said = output.read()
+    assert process.wait() == 0, said
 
 
 def test_few_held_out_problems_are_all_validated_on_since_another_seed_has_others(place: Path) -> None:
     """Once 126 were asked for by number, of a task that holds out 106 with another seed."""
     assert writing._of_held_out(299) == (299, "null") and writing._of_held_out(300) == (200, "200")
     for name, asked in (("new_table", None), ("new_sums", None), ("new_cart", 50)):
-        config = yaml.safe_load((place / name / "config.yaml").read_text())
-        assert config["data"]["val_prompts"] == asked, name
+        assert _config(place / name)["data"]["val_prompts"] == asked, name
 
 
 @pytest.mark.parametrize("name", [*KINDS[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in KINDS[2:])])
@@ -94,21 +110,13 @@ def test_a_new_task_is_trained_as_it_stands(command_line: Any, place: Path, name
     assert command_line("fit", "--config", config, *SHORT).status == 0
     written = yaml.safe_load((command_line.runs / name / "config.yaml").read_text())
     assert written["model"]["optimization"]["lr"] == 4e-4  # derived for a policy of this size
-    assert {path.name for path in (place / name).iterdir()} - {"__pycache__", "problems.csv", "problems.jsonl"} == {
-        "task.py",
-        "config.yaml",
-        f"test_{name}.py",
-        "README.md",
-    }
+    there = {path.name for path in (place / name).iterdir()} - {"__pycache__", "problems.csv", "problems.jsonl"}
+    assert there == {"task.py", "config.yaml", f"test_{name}.py", "README.md"}
 
 
 @pytest.mark.slow
 def test_the_tests_that_are_written_pass_together_from_another_folder(place: Path, tmp_path: Path) -> None:
-    given = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", *(str(place / name) for name in KINDS)]
-    process, output = forked(lambda: pytest.main(given), cwd=tmp_path)
-    with output:
-        said = output.read()
-    assert process.wait() == 0, said
+    _tested(*(place / name for name in KINDS), cwd=tmp_path)
 
 
 def test_what_is_written_is_clean(place: Path) -> None:
@@ -128,16 +136,13 @@ def test_what_is_written_has_right_types(place: Path) -> None:
 
 
 def test_columns_are_guessed_and_the_answer_found_in_its_text(place: Path) -> None:
-    config = read([place / "new_table" / "config.yaml"])
-    from grpo_pl.data.sources import PromptSource
-
-    source: Any = config.build("data.source", PromptSource)
+    source = _source(place / "new_table")
     assert (source.question, source.answer, source.answer_pattern) == ("Problem", "Solution", r"####\s*(.+)")
     assert source.prompts(0, count=1)[0].answer.isdigit()
-    lines: Any = read([place / "new_lines" / "config.yaml"]).build("data.source", PromptSource)
+    lines = _source(place / "new_lines")
     assert (lines.question, lines.answer, lines.worked) == ("q", "gold", "work")
-    tree = yaml.safe_load((place / "new_lines" / "config.yaml").read_text())
-    assert tree["model"]["policy"]["characters"] == "from_data"  # the questions have a character beyond ASCII
+    policy = _config(place / "new_lines")["model"]["policy"]
+    assert policy["characters"] == "from_data"  # the questions have a character beyond ASCII
 
 
 def _refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -171,19 +176,16 @@ def test_nothing_is_overwritten(place: Path, capsys: pytest.CaptureFixture[str])
         (["t", "--from=reasoning_gym:gdc"], "did you mean 'gcd'?"),
         (["t", "--from=gymnasium:CartPole-v9"], "gymnasium cannot make 'CartPole-v9'"),
         (["t", "--from=gymnasium:Pendulum-v1"], "actions of Box"),
-        (
-            ["t", "--from=gymnasium:MountainCar-v0"],
-            "200 episodes of 40 random actions in 'MountainCar-v0' all return -40",
-        ),
+        (["t", "--from=gymnasium:MountainCar-v0"], "200 episodes of 40 random actions in 'MountainCar-v0' all return"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("odd.csv").write_text("one,two,three\n" + "1,2,3\n" * 50)
-    Path("few.csv").write_text("question,answer\n" + "1,2\n" * 3)
-    Path("blank.csv").write_text("question,answer\n" + "".join(f"{i},\n" for i in range(50)))
+    _table(Path("odd.csv"), "one,two,three", ["1,2,3"] * 50)
+    _table(Path("few.csv"), "question,answer", ["1,2"] * 3)
+    _table(Path("blank.csv"), "question,answer", [f"{i}," for i in range(50)])
     before = sorted(path.name for path in tmp_path.iterdir())
     assert told in _refusal(capsys, *arguments)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
@@ -191,14 +193,14 @@ def test_mistakes_are_one_line_and_leave_nothing(
 
 def test_a_file_of_ones_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No shell replaces ``~`` behind ``csv:``."""
-    (tmp_path / "mine.csv").write_text("question,answer\n" + "".join(f"{i}+1=,{i + 1}\n" for i in range(60)))
+    _table(tmp_path / "mine.csv", "question,answer", [f"{i}+1=,{i + 1}" for i in range(60)])
     monkeypatch.setenv("HOME", str(tmp_path))
     assert draft("csv:~/mine.csv").copied == tmp_path / "mine.csv"
 
 
 def test_rows_without_an_answer_are_left_out_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "blank.csv").write_text("question,answer\n" + "".join(f"{i},{i if i else ''}\n" for i in range(50)))
-    assert main(["new", str(tmp_path / "blanks"), "--from", str(tmp_path / "blank.csv")]) == 0
+    file = _table(tmp_path / "blank.csv", "question,answer", [f"{i},{i if i else ''}" for i in range(50)])
+    assert main(["new", str(tmp_path / "blanks"), "--from", str(file)]) == 0
     assert re.search(r"1 of 50 rows of .* \(row 0: .*\); left out", capsys.readouterr().out)
 
 
@@ -216,44 +218,23 @@ def test_columns_may_have_any_name(tmp_path: Path) -> None:
         rows.writerows([f"{i} and 1?", i + 1, "nothing", 0, "none"] for i in range(60))
     named = ("--question", 'say "what"', "--answer", "gold")
     assert main(["new", str(tmp_path / "odd"), "--from", str(tmp_path / "odd.csv"), *named]) == 0
-    arguments = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", str(tmp_path / "odd")]
-    process, output = forked(lambda: pytest.main(arguments), cwd=tmp_path)
-    with output:
-        said = output.read()
-    assert process.wait() == 0, said
+    _tested(tmp_path / "odd", cwd=tmp_path)
 
 
 def test_a_rare_character_of_the_work_alone_is_in_the_vocabulary(tmp_path: Path) -> None:
     """Behind the problems that lengths are measured on."""
     works = ["adding one"] * 680 + ["n ≤ n + 1"] * 20
-    lines = [f"{i} and 1?,{i + 1},{work}\n" for i, work in enumerate(works)]
-    (tmp_path / "rare.csv").write_text("question,answer,work\n" + "".join(lines), encoding="utf-8")
-    assert main(["new", str(tmp_path / "rare"), "--from", str(tmp_path / "rare.csv")]) == 0
-    config = yaml.safe_load((tmp_path / "rare" / "config.yaml").read_text(encoding="utf-8"))
-    assert config["model"]["policy"]["characters"] == "from_data"
-
-
-def _task(folder: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"{folder.name}_task", folder / "task.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module
-    spec.loader.exec_module(module)
-    return module
+    lines = [f"{i} and 1?,{i + 1},{work}" for i, work in enumerate(works)]
+    file = _table(tmp_path / "rare.csv", "question,answer,work", lines)
+    assert main(["new", str(tmp_path / "rare"), "--from", str(file)]) == 0
+    assert _config(tmp_path / "rare")["model"]["policy"]["characters"] == "from_data"
 
 
 def test_answers_of_a_file_are_numbers_or_words(place: Path) -> None:
-    right = _task(place / "new_table").Right()
+    right = loaded(place / "new_table" / "task.py").Right()
     long = "word " * 30
-    same = [
-        ("0.50", "1/2"),
-        ("1e2", "100"),
-        ("-3", "-3.0"),
-        ("5.", "5"),
-        (".5", "0.5"),
-        ("Two  Words", "two words"),
-        (long.upper(), long),
-    ]
+    same = [("0.50", "1/2"), ("1e2", "100"), ("-3", "-3.0"), ("5.", "5"), (".5", "0.5"), ("Two  Words", "two words")]
+    same.append((long.upper(), long))
     other = [("1e9999999999", "1"), ("1/0", "1"), ("3", "three"), ("1/2/3", "1"), ("words", "other words")]
     assert [right.score(f"<answer>{a}</answer>", b).status for a, b in (*same, *other)] == ["ok"] * 7 + ["wrong"] * 5
 
@@ -262,14 +243,14 @@ def test_an_action_that_means_nothing_is_played_as_the_first(place: Path) -> Non
     """It must not be free where every action costs something."""
     import gymnasium
 
-    chosen = _task(place / "new_cart").chosen
+    chosen = loaded(place / "new_cart" / "task.py").chosen
     space = gymnasium.spaces.Discrete(2, start=5)
     assert [chosen(action, space) for action in (".", "", "-", "9", "5", "6")] == [5, 5, 5, 5, 5, 6]
 
 
 def test_fractions_of_an_observation_are_shown_by_their_tenths_in_random_play(place: Path) -> None:
     """Rounded to one decimal, the angle of a pole that stands would always be 0.0."""
-    task = _task(place / "new_cart")
+    task = loaded(place / "new_cart" / "task.py")
     assert [len(edges) for edges in task.EDGES] == [9] * 4
     assert task.shown(None, np.array([-9.0, 0.0, 9.0, 0.0]))[::2] == "09"
     leaning = [task.shown(None, np.array([0.0, 0.0, angle, 0.0])) for angle in (-0.1, -0.04, 0.04, 0.1)]
@@ -286,11 +267,11 @@ def test_observations_are_short_and_tell_values_apart() -> None:
 
 
 def test_whole_numbers_of_an_observation_are_shown_as_they_are(place: Path) -> None:
-    assert _task(place / "new_cards").shown(None, (12, 3, 0)) == "12 3 0"
+    assert loaded(place / "new_cards" / "task.py").shown(None, (12, 3, 0)) == "12 3 0"
 
 
 def test_demonstrations_of_reckoned_rows_repeat_the_numbers_every_other_time(place: Path) -> None:
-    source = _task(place / "new_sums").Problems()
+    source = _source(place / "new_sums")
     problem = next(problem for problem in source.problems("train") if problem.answer == "10.5")
     shown = [source.demonstration(problem, random.Random(n)) for n in range(40)]
     assert set(shown) == {"<answer>10.5</answer>", "<think>4 6.5</think><answer>10.5</answer>"}
@@ -305,10 +286,10 @@ def test_numbers_that_are_not_plain_are_not_repeated(question: str) -> None:
 
 
 def test_a_blank_cell_of_the_work_leaves_the_answer_alone(tmp_path: Path) -> None:
-    rows = [f"{n}+1?,{n + 1},{'' if n % 2 else f'one more than {n}'}\n" for n in range(60)]
-    (tmp_path / "half.csv").write_text("".join(["question,answer,work\n", *rows]))
-    assert main(["new", str(tmp_path / "new_half"), f"--from={tmp_path / 'half.csv'}"]) == 0
-    source = _task(tmp_path / "new_half").Problems()
+    rows = [f"{n}+1?,{n + 1},{'' if n % 2 else f'one more than {n}'}" for n in range(60)]
+    file = _table(tmp_path / "half.csv", "question,answer,work", rows)
+    assert main(["new", str(tmp_path / "new_half"), f"--from={file}"]) == 0
+    source = _source(tmp_path / "new_half")
     shown = {problem.answer: source.demonstration(problem, random.Random(0)) for problem in source.problems("train")}
     answers = {int(answer): text for answer, text in shown.items()}
     even, odd = (next(n for n in answers if n % 2 == rest) for rest in (1, 0))
@@ -359,14 +340,9 @@ def test_a_task_is_made_easier_only_as_far_as_enough_problems_differ() -> None:
 
 
 def test_easier_settings_stand_in_the_configuration(place: Path) -> None:
-    config = yaml.safe_load((place / "new_gcd" / "config.yaml").read_text())
-    assert config["data"]["source"]["init_args"] == {
-        "demonstrated_share": 0.5,
-        "settings": {"max_value": 200},
-    }
-    from grpo_pl.data.sources import PromptSource
-
-    source: Any = read([place / "new_gcd" / "config.yaml"]).build("data.source", PromptSource)
+    given = _config(place / "new_gcd")["data"]["source"]["init_args"]
+    assert given == {"demonstrated_share": 0.5, "settings": {"max_value": 200}}
+    source = _source(place / "new_gcd")
     numbers = [int(n) for p in source.prompts(0, count=50) for n in re.findall(r"\d+", p.question)]
     assert max(numbers) <= 200
 
@@ -432,8 +408,7 @@ def test_a_task_for_a_pretrained_policy_is_trained_as_it_stands(
     name = f"pre_{reward.lower()}"
     options = [f"--from={place / origin}"] if origin else []
     assert main(["new", str(tmp_path / name), f"--policy={pretrained}", *options]) == 0
-    tree = yaml.safe_load((tmp_path / name / "config.yaml").read_text())
-    model = tree["model"]
+    model = _config(tmp_path / name)["model"]
     assert model["policy"] == {"path": str(pretrained), "dtype": "float32"}
     assert model["rewards"][0]["class_path"].endswith(f".{reward}")
     assert model["rewards"][0]["init_args"].get("answer_in") == ("last_number" if origin else None)
@@ -448,14 +423,10 @@ def test_its_tests_pass_and_adapters_are_trained_where_that_is_said(
 ) -> None:
     options = [f"--from={place / 'doubles.jsonl'}", f"--policy={pretrained}", "--lora=true"]
     assert main(["new", str(tmp_path / "pre_lora"), *options]) == 0
-    model = yaml.safe_load((tmp_path / "pre_lora" / "config.yaml").read_text())["model"]
+    model = _config(tmp_path / "pre_lora")["model"]
     assert model["policy"]["lora"] == {"rank": 16, "alpha": 32.0}
     assert model["optimization"]["lr"] == 2e-3
-    quiet = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", str(tmp_path / "pre_lora")]
-    process, output = forked(lambda: pytest.main(quiet), cwd=tmp_path)
-    with output:
-        said = output.read()
-    assert process.wait() == 0, said
+    _tested(tmp_path / "pre_lora", cwd=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,12 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def function(folder: Path, *lines: str, arguments: str = "completions, prompts, **columns") -> str:
+    """A reward function with these lines, as a configuration names it."""
+    (folder / "mine.py").write_text("\n    ".join([f"def f({arguments}):", *lines]) + "\n")
+    return f"{folder}/mine.py:f"
+
+
 def test_rows_that_all_agree_pass(tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path / "rows.jsonl", ROWS)
     assert score(str(file), config=str(config)) == 0
@@ -110,14 +116,9 @@ def test_parquet_and_jsonl_give_the_same(tmp_path: Path, math_reward: MathReward
 
 
 def test_columns_have_other_names_on_demand_and_reach_the_rewards(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "def f(completions, prompts, solution, **columns):\n"
-        "    return [float(c == p + s) for c, p, s in zip(completions, prompts, solution)]\n"
-    )
-    (tmp_path / "c.yaml").write_text(
-        f"model:\n  rewards:\n  - class_path: FunctionReward\n    init_args:\n"
-        f"      function: {tmp_path}/mine.py:f\n      correctness: true\n"
-    )
+    line = "return [float(c == p + s) for c, p, s in zip(completions, prompts, columns['solution'])]"
+    arguments = f"{{function: '{function(tmp_path, line)}', correctness: true}}"
+    (tmp_path / "c.yaml").write_text(f"model: {{rewards: [{{class_path: FunctionReward, init_args: {arguments}}}]}}")
     rows = [{"text": "ab", "prompt": "a", "solution": "b", "gold": 1}, {"text": "b", "solution": "b", "gold": 1}]
     options = {"completion_column": "text", "answer_column": "gold"}
     rewards, _ = load_rewards(tmp_path / "c.yaml")
@@ -161,11 +162,8 @@ def test_expectations_may_be_text_as_a_column_of_a_table_has_one_type(tmp_path: 
 
 
 def test_chats_are_scored_by_their_last_message(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "def f(completions, prompts, **columns):\n"
-        "    return [float((c, p) == ('5', '2+3=')) for c, p in zip(completions, prompts)]\n"
-    )
-    rewards = [FunctionReward(function=f"{tmp_path}/mine.py:f", correctness=True)]
+    line = "return [float((c, p) == ('5', '2+3=')) for c, p in zip(completions, prompts)]"
+    rewards = [FunctionReward(function=function(tmp_path, line), correctness=True)]
     row = {"prompt": [{"role": "user", "content": "2+3="}], "completion": [{"role": "assistant", "content": "5"}]}
     plain = {"prompt": "2+3=", "completion": "5"}
     file = write(tmp_path / "rows.jsonl", [{**row, "answer": "5"}, {**plain, "answer": "5"}])
@@ -173,12 +171,9 @@ def test_chats_are_scored_by_their_last_message(tmp_path: Path) -> None:
 
 
 def test_rewards_that_read_messages_get_the_conversation_of_the_file(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "def f(completions, prompts, **columns):\n"
-        "    return [float((c[0]['content'], p[0]['role'], p[-1]['content']) == ('5', 'system', '2+3='))\n"
-        "            for c, p in zip(completions, prompts)]\n"
-    )
-    rewards = [FunctionReward(function=f"{tmp_path}/mine.py:f", correctness=True)]
+    told = "[(c[0]['content'], p[0]['role'], p[-1]['content']) for c, p in zip(completions, prompts)]"
+    lines = (f"told = {told}", "return [float(each == ('5', 'system', '2+3=')) for each in told]")
+    rewards = [FunctionReward(function=function(tmp_path, *lines), correctness=True)]
     prompt = [{"role": "system", "content": "add"}, {"role": "user", "content": "2+3="}]
     row = {"prompt": prompt, "completion": [{"role": "assistant", "content": "5"}], "answer": "5"}
     for name in ("rows.jsonl", "rows.parquet"):
@@ -186,15 +181,9 @@ def test_rewards_that_read_messages_get_the_conversation_of_the_file(tmp_path: P
 
 
 def test_ctrl_c_ends_it_at_once_and_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "import pathlib, time\n"
-        "def f(completions, **columns):\n"
-        f"    pathlib.Path({str(tmp_path / 'begun')!r}).touch(); time.sleep(600)\n"
-    )
-    (tmp_path / "c.yaml").write_text(
-        "rewards:\n- class_path: grpo_pl.rewards.FunctionReward\n"
-        f"  init_args: {{function: '{tmp_path}/mine.py:f', correctness: true}}\n"
-    )
+    lines = ("import pathlib, time", f"pathlib.Path({str(tmp_path / 'begun')!r}).touch()", "time.sleep(600)")
+    arguments = f"{{function: '{function(tmp_path, *lines)}', correctness: true}}"
+    (tmp_path / "c.yaml").write_text(f"rewards: [{{class_path: FunctionReward, init_args: {arguments}}}]")
     write(tmp_path / "rows.jsonl", ROWS)
     process, printed = forked(partial(main, ["score", "rows.jsonl", "--config=c.yaml"]), cwd=tmp_path)
     deadline = time.monotonic() + 200
@@ -256,7 +245,7 @@ def test_files_that_cannot_be_used_are_refused(tmp_path: Path, config: Path) -> 
 def test_without_a_correctness_reward_rows_are_summed_and_expectations_refused(tmp_path: Path) -> None:
     file, scored = write(tmp_path / "rows.jsonl", [{"answer": "1", "completion": "x"}]), tmp_path / "scored.jsonl"
     summary = score_file(file, [FormatReward(weight=2.0)], output=scored)
-    (row,) = [json.loads(line) for line in scored.read_text().splitlines()]
+    (row,) = read(scored)
     assert (row["reward"], row["correct"], summary.judged) == (0.0, None, 0)
     expecting = write(tmp_path / "expecting.jsonl", [{"answer": "1", "completion": "x", "expected": 0}])
 
@@ -271,17 +260,12 @@ def test_without_a_correctness_reward_rows_are_summed_and_expectations_refused(t
 def test_configs_without_usable_rewards_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     for content, match in [
-        ("data: {}", "neither `rewards` nor"),
-        ("- a\n- b", "a configuration is a mapping"),
-        ('{"a": 1}\n{"b": 2}', "line 2, column 1: did not find expected <document start>"),
         ("rewards: [{class_path: grpo_pl.rewards.FormatReward, init_args: {weight: 0}}]", "weight 0"),
         ("rewards: [{class_path: grpo_pl.rewards.MathReward, init_args: {soft_limit_s: -1}}]", "soft_limit_s"),
     ]:
         path.write_text(content)
         with pytest.raises(ValueError, match=match):
             load_rewards(path)
-    with pytest.raises(ValueError, match="no such file"):
-        load_rewards(tmp_path / "none.yaml")
 
 
 def test_the_configuration_of_a_training_run_will_do() -> None:
@@ -347,13 +331,11 @@ def test_the_check_of_golds_is_cached_by_reward_and_golds(tmp_path: Path) -> Non
 
 
 def test_what_a_reward_function_notes_stands_in_the_rows(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "def shout(completions, log_extra, trainer_state):\n"
-        "    assert trainer_state is None\n"
-        "    log_extra('loud', [text.upper() for text in completions])\n"
-        "    return [1.0] * len(completions)\n"
+    lines = ("assert trainer_state is None", "log_extra('loud', [text.upper() for text in completions])")
+    named = function(
+        tmp_path, *lines, "return [1.0] * len(completions)", arguments="completions, log_extra, trainer_state"
     )
-    reward = FunctionReward(function=f"{tmp_path}/mine.py:shout", correctness=True)
+    reward = FunctionReward(function=named, correctness=True)
     file = write(tmp_path / "rows.jsonl", [{"completion": text, "answer": ""} for text in ("a", "b", "c")])
     score_file(file, [reward], output=tmp_path / "out.jsonl", batch_size=2)
     assert [row["extra"] for row in read(tmp_path / "out.jsonl")] == [{"loud": "A"}, {"loud": "B"}, {"loud": "C"}]
@@ -371,21 +353,19 @@ EXCHANGE = [
 @pytest.mark.parametrize("form", ["messages", "completion"])
 def test_an_exchange_is_scored_as_the_run_would_have(tmp_path: Path, sees: str, form: str) -> None:
     config = tmp_path / "run.yaml"
+    seen = function(tmp_path, "return [float('[84]' in text) for text in completions]")
     config.write_text(
         "model:\n"
         f"  episodes: {{rewards_see: {sees}, plain_turns: {{observation: '[{{observation}}]'}}}}\n"
         "  rewards:\n"
         "    - {class_path: grpo_pl.rewards.MathReward, init_args: {correctness: true}}\n"
-        f"    - {{class_path: grpo_pl.rewards.FunctionReward, init_args: {{function: '{tmp_path}/seen.py:seen'}}}}\n"
-    )
-    (tmp_path / "seen.py").write_text(
-        "def seen(prompts, completions, **columns):\n    return [float('[84]' in text) for text in completions]\n"
+        f"    - {{class_path: grpo_pl.rewards.FunctionReward, init_args: {{function: '{seen}'}}}}\n"
     )
     row = {"messages": EXCHANGE} if form == "messages" else {"prompt": EXCHANGE[:1], "completion": EXCHANGE[1:]}
     rows = [{**row, "answer": "84"}, {"completion": "\\boxed{84}", "answer": "84"}]
     out = tmp_path / "out.jsonl"
     assert score(str(write(tmp_path / "rows.jsonl", rows)), str(config), str(out)) == 0
-    exchange, single = (json.loads(line) for line in out.read_text().splitlines())
+    exchange, single = read(out)
     assert exchange["correct"] is single["correct"] is True
     assert exchange["scores"]["function"]["value"] == float(sees == "exchange")
 
@@ -400,4 +380,4 @@ def test_exchanges_without_their_episodes_cannot_pay_what_an_environment_paid(tm
     out = tmp_path / "out.jsonl"
     given = [{"messages": EXCHANGE, "answer": "", "episode": row}, {"completion": "", "answer": "", "episode": row}]
     assert score(str(write(tmp_path / "rows.jsonl", given)), str(config), str(out)) == 0
-    assert [json.loads(line)["reward"] for line in out.read_text().splitlines()] == [2.0, 2.0]
+    assert [row["reward"] for row in read(out)] == [2.0, 2.0]

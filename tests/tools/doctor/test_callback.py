@@ -1,6 +1,7 @@
 """The doctor in ``fit``: it says each finding once, also over a resume, and changes nothing."""
 
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from grpo_pl.rewards.base import Score
 from grpo_pl.tools.doctor.callback import Doctor
 from grpo_pl.tools.doctor.rollouts import repeated_texts
-from grpo_pl.tools.doctor.run_statistics import RewardStatistics, RolloutStatistics
+from tests.tools.doctor.test_rules import ROLLOUT
 
 SLOW: dict[str, Any] = {"model__optimization": {"lr": 1e-8}}
 
@@ -38,35 +39,12 @@ def test_a_run_is_the_same_with_and_without_it(
 
 
 def test_what_was_measured_survives_a_checkpoint() -> None:
-    doctor = Doctor()
-    reward = RewardStatistics(name="exact", weight=1.0, correctness=True, least=0.0, most=1.0)
-    doctor.measured = [
-        RolloutStatistics(
-            groups=2,
-            completions=8,
-            mixed=1,
-            mixed_answers=1,
-            right=3,
-            cut=0,
-            cut_unpaid=0,
-            cut_right=0,
-            no_answer=0,
-            identical=0,
-            rewards=(reward,),
-        )
-    ]
-    again = Doctor()
-    again.load_state_dict(torch.load(_saved(doctor.state_dict()), weights_only=True))
-    assert again.measured == doctor.measured
-
-
-def _saved(state: dict[str, Any]) -> Any:
-    from io import BytesIO
-
-    file = BytesIO()
-    torch.save(state, file)
+    doctor, again, file = Doctor(), Doctor(), BytesIO()
+    doctor.measured = [ROLLOUT]
+    torch.save(doctor.state_dict(), file)
     file.seek(0)
-    return file
+    again.load_state_dict(torch.load(file, weights_only=True))
+    assert again.measured == doctor.measured
 
 
 def test_equal_texts_are_compared_inside_their_group_only() -> None:

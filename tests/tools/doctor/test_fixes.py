@@ -11,7 +11,7 @@ import yaml
 from grpo_pl.data.tables import TablePrompts
 from grpo_pl.data.tasks.word_problems import WordProblems
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
-from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.policy.template import ANSWER_TAGS, THINK_TAGS, PromptTemplate
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rewards import ExactReward, FormatReward, MathReward, Reward
 from grpo_pl.tools.doctor.fixes import with_fixes
@@ -21,28 +21,34 @@ from grpo_pl.types import SamplingParams
 from tests.conftest import TINY_POLICY, CommandLine
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A saved model with a context of 100 tokens, whose tokenizer knows another end than its own."""
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = character_tokenizer(["<think>", "</think>", "<answer>", "</answer>", "<|im_end|>"])
+def save_model(folder: Path, context: int) -> Path:
+    """A model in a folder, whose tokenizer knows another end than its own."""
+    tokenizer = character_tokenizer([*THINK_TAGS, *ANSWER_TAGS, "<|im_end|>"])
     tokenizer.save_pretrained(folder)
-    load_model(PolicyConfig(from_scratch={**TINY_POLICY, "max_position_embeddings": 100}), tokenizer).save_pretrained(
-        folder
-    )
+    policy = PolicyConfig(from_scratch={**TINY_POLICY, "max_position_embeddings": context})
+    load_model(policy, tokenizer).save_pretrained(folder)
     return folder
 
 
-def fix(code: str, folder: Path, rewards: Sequence[Reward], source: Any = None, **settings: Any) -> tuple[Any, str]:
-    """What YAML is under a finding, read, and the comment behind it."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model"), 100)
+
+
+def mended(code: str, folder: Path, rewards: Sequence[Reward], source: Any = None, **settings: Any) -> Finding:
+    """A finding with the YAML that may mend it; another one has none."""
     module = GRPOModule(policy=PolicyConfig(path=str(folder)), rewards=list(rewards), **settings)
     module.tokenizer = load_tokenizer(module.policy_config)
-    finding = Finding(code=code, name="", figure=0.0, sentence="", field="")
     source = source or WordProblems()
-    other = Finding(code="D40", name="", figure=0.0, sentence="", field="")
-    mended, untouched = with_fixes([finding, other], module, source.prompts(0, count=32), source)
+    found = [Finding(code=each, name="", figure=0.0, sentence="", field="") for each in (code, "D40")]
+    finding, untouched = with_fixes(found, module, source.prompts(0, count=32), source)
     assert untouched.fix == ""
-    read, comment = mended.fix.partition("# Or")[::2]
+    return finding
+
+
+def fix(*given: Any, **settings: Any) -> tuple[Any, str]:
+    """What YAML is under a finding, read, and the comment behind it."""
+    read, comment = mended(*given, **settings).fix.partition("# Or")[::2]
     return yaml.safe_load(read), comment
 
 
@@ -51,13 +57,10 @@ def test_a_form_that_is_never_reached_is_shown_and_read_elsewhere(folder: Path) 
     first, second = tree["model"]["template"]["examples"]
     for example in (first, second):  # the shortest questions, with the first form that boxes
         assert example["completion"].startswith("\\boxed{") and example["question"][-1] in "?."
-    assert tree["model"]["rewards"] == [
-        {"class_path": "grpo_pl.rewards.MathReward", "init_args": {"correctness": True, "answer_in": "last_number"}},
-        {
-            "class_path": "grpo_pl.rewards.FormatReward",
-            "init_args": {"weight": 0.3, "correctness": False, "partial": True},
-        },
-    ]
+    math, form = tree["model"]["rewards"]
+    assert math["class_path"] == "grpo_pl.rewards.MathReward" and form["class_path"] == "grpo_pl.rewards.FormatReward"
+    assert math["init_args"] == {"correctness": True, "answer_in": "last_number"}
+    assert form["init_args"] == {"weight": 0.3, "correctness": False, "partial": True}
     assert "400 demonstrations of the data set" in comment
 
 
@@ -68,15 +71,12 @@ def test_where_the_reward_takes_them_the_demonstrations_are_shown(folder: Path) 
 
 
 def test_text_answers_stay_in_boxes_and_a_file_is_asked_for(folder: Path, tmp_path: Path) -> None:
-    rows = "".join(f'{{"question": "what comes after {c}?", "answer": "{chr(ord(c) + 1)}"}}\n' for c in "abcdefgh" * 5)
-    (tmp_path / "rows.jsonl").write_text("".join(dict.fromkeys(rows.splitlines(keepends=True))))
+    letters = "abcdefghijklmnopqrstuvwxyABCDEFGHIJKLMNOPQ"
+    rows = [f'{{"question": "what comes after {c}?", "answer": "{chr(ord(c) + 1)}"}}\n' for c in letters]
+    (tmp_path / "rows.jsonl").write_text("".join(rows))
     source = TablePrompts(path=str(tmp_path / "rows.jsonl"), val_share=0.1)
-    module = GRPOModule(policy=PolicyConfig(path=str(folder)), rewards=[ExactReward(correctness=True)])
-    module.tokenizer = load_tokenizer(module.policy_config)
-    finding = Finding(code="D11", name="", figure=0.0, sentence="", field="")
-    (mended,) = with_fixes([finding], module, list(source.problems("train") or []), source)
-    active, comment = mended.fix.partition("# Or")[::2]
-    assert yaml.safe_load(active)["model"].keys() == {"template"}
+    tree, comment = fix("D11", folder, [ExactReward(correctness=True)], source)
+    assert tree["model"].keys() == {"template"}
     assert "demonstrations: solved.jsonl" in comment and '{"prompt": …, "completion": …}' in comment
 
 
@@ -104,19 +104,10 @@ def test_examples_that_are_there_are_left_alone(folder: Path) -> None:
 @pytest.mark.parametrize("code", ["D10", "D11", "D12"])
 def test_what_is_printed_is_pasted_loaded_and_trained(code: str, tmp_path: Path, command_line: CommandLine) -> None:
     """The YAML as the terminal shows it, and then the cold start in its comment, without the signs of a comment."""
-    model = tmp_path / "model"
-    tokenizer = character_tokenizer(["<think>", "</think>", "<answer>", "</answer>", "<|im_end|>"])
-    tokenizer.save_pretrained(model)
-    policy = PolicyConfig(from_scratch={**TINY_POLICY, "max_position_embeddings": 1024})
-    load_model(policy, tokenizer).save_pretrained(model)
+    model = save_model(tmp_path / "model", 1024)
     rewards: list[Reward] = [MathReward(), FormatReward(weight=0.3)]
-    settings = {"rewards": rewards, "sampling": SamplingParams(max_completion_length=8)}
-    module = GRPOModule(policy=PolicyConfig(path=str(model)), **settings)  # type: ignore[arg-type]
-    module.tokenizer = load_tokenizer(module.policy_config)
-    finding = Finding(code=code, name="", figure=0.0, sentence="", field="")
-    source = WordProblems()
-    (mended,) = with_fixes([finding], module, source.prompts(0, count=32), source)
-    printed = textwrap.dedent("\n".join(mended.with_fix().splitlines()[2:]))  # below the finding and its title
+    finding = mended(code, model, rewards, sampling=SamplingParams(max_completion_length=8))
+    printed = textwrap.dedent("\n".join(finding.with_fix().splitlines()[2:]))  # below the finding and its title
     files = {"it": printed}
     if code == "D11":
         _, comment = printed.split("# Or, instead of examples, ")

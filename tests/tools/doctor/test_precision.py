@@ -19,18 +19,9 @@ from grpo_pl.tools.doctor import precision
 from grpo_pl.tools.doctor.precision import bfloat16_gain
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import Problem, SamplingParams
+from tests.conftest import TINY_POLICY
 
-POLICY = PolicyConfig(
-    from_scratch={
-        "model_type": "qwen2",
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-    }
-)
+POLICY = {**TINY_POLICY, "num_hidden_layers": 2, "max_position_embeddings": 64}
 PROBLEMS = [Problem(id=i, question=f"{i}+{i + 1}=", answer=str(2 * i + 1)) for i in range(4)]
 
 
@@ -42,7 +33,7 @@ def _any_policy_on_any_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _module(dtype: Any = "float32", **parts: Any) -> GRPOModule:
     module = GRPOModule(
-        PolicyConfig(from_scratch=POLICY.from_scratch, dtype=dtype),
+        PolicyConfig(from_scratch=POLICY, dtype=dtype),
         [ExactReward(correctness=True)],
         algorithm=GRPOAlgorithm(group_size=4),
         sampling=SamplingParams(max_completion_length=32),
