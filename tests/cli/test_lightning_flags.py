@@ -9,7 +9,8 @@ import pytest
 import torch
 import yaml
 
-CALLBACKS = "lightning.pytorch.callbacks"
+PL = "lightning.pytorch"
+SPLIT = {"class_path": f"{PL}.strategies.ModelParallelStrategy", "init_args": {"tensor_parallel_size": 2}}
 
 
 def _overlay(command_line: Any, **trainer: Any) -> Path:
@@ -19,62 +20,37 @@ def _overlay(command_line: Any, **trainer: Any) -> Path:
 
 
 def _callback(name: str, **arguments: Any) -> dict[str, Any]:
-    return {"class_path": f"{CALLBACKS}.{name}", "init_args": arguments}
+    return {"class_path": f"{PL}.callbacks.{name}", "init_args": arguments}
+
+
+def _with(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"callbacks": [_callback(name, **arguments)]}
 
 
 @pytest.mark.parametrize(
     ("trainer", "line"),
     [
+        (_with("StochasticWeightAveraging", swa_lrs=0.1), "trainer: StochasticWeightAveraging averages once"),
+        (_with("GradientAccumulationScheduler", scheduling={0: 2}), "trainer: GradientAccumulationScheduler counts"),
+        (_with("LearningRateFinder"), "trainer: LearningRateFinder looks for a loss that falls"),
+        (_with("BatchSizeFinder"), "trainer: BatchSizeFinder .*max_tokens_per_microbatch null"),
+        (_with("ModelPruning", pruning_fn="l1_unstructured"), "trainer: ModelPruning masks weights"),
+        (_with("BackboneFinetuning"), r"trainer: BackboneFinetuning .* model\.policy\.lora"),
         (
-            {"callbacks": [_callback("StochasticWeightAveraging", swa_lrs=0.1)]},
-            "trainer: StochasticWeightAveraging averages once",
-        ),
-        (
-            {"callbacks": [_callback("GradientAccumulationScheduler", scheduling={0: 2})]},
-            "trainer: GradientAccumulationScheduler counts",
-        ),
-        ({"callbacks": [_callback("LearningRateFinder")]}, "trainer: LearningRateFinder looks for a loss that falls"),
-        ({"callbacks": [_callback("BatchSizeFinder")]}, "trainer: BatchSizeFinder .*max_tokens_per_microbatch null"),
-        (
-            {"callbacks": [_callback("ModelPruning", pruning_fn="l1_unstructured")]},
-            "trainer: ModelPruning masks weights",
-        ),
-        ({"callbacks": [_callback("BackboneFinetuning")]}, r"trainer: BackboneFinetuning .* model\.policy\.lora"),
-        (
-            {"plugins": [{"class_path": "lightning.pytorch.plugins.io.AsyncCheckpointIO"}]},
+            {"plugins": [{"class_path": f"{PL}.plugins.io.AsyncCheckpointIO"}]},
             "trainer: AsyncCheckpointIO writes later",
         ),
+        (_with("EarlyStopping", monitor="val/pass@11"), r"trainer: .*'val/pass@11', .*did you mean val/pass@1\?"),
+        (_with("EarlyStopping", monitor="reward"), "trainer: EarlyStopping monitors 'reward', which no valid"),
+        (_with("ModelCheckpoint", monitor="val/pas@1"), "trainer: ModelCheckpoint .*'val/pas@1'"),
         (
-            {"callbacks": [_callback("EarlyStopping", monitor="val/pass@11")]},
-            r"trainer: EarlyStopping .*'val/pass@11', .*did you mean val/pass@1\?",
-        ),
-        (
-            {"callbacks": [_callback("EarlyStopping", monitor="reward")]},
-            "trainer: EarlyStopping monitors 'reward', which no valid",
-        ),
-        (
-            {"callbacks": [_callback("ModelCheckpoint", monitor="val/pas@1")]},
-            "trainer: ModelCheckpoint .*'val/pas@1'",
-        ),
-        (
-            {"callbacks": [_callback("ModelCheckpoint", dirpath="memory://here")]},
-            "trainer: ModelCheckpoint has dirpath 'memory://here', and checkpoints are written to files",
+            _with("ModelCheckpoint", dirpath="memory://here"),
+            "trainer: ModelCheckpoint has dirpath 'memory://here', and",
         ),
         ({"strategy": "fsdp"}, r"trainer\.strategy is fsdp, .*configs/strategy/fsdp\.yaml"),
         ({"strategy": "ddp_spawn"}, r"trainer\.strategy is ddp_spawn, "),
-        (
-            {"strategy": {"class_path": "lightning.pytorch.strategies.FSDPStrategy"}},
-            r"trainer\.strategy is FSDPStrategy, .*configs/strategy/fsdp\.yaml",
-        ),
-        (
-            {
-                "strategy": {
-                    "class_path": "lightning.pytorch.strategies.ModelParallelStrategy",
-                    "init_args": {"tensor_parallel_size": 2},
-                }
-            },
-            r"trainer\.strategy is ModelParallelStrategy, .*strategy_checked",
-        ),
+        ({"strategy": {"class_path": f"{PL}.strategies.FSDPStrategy"}}, r"trainer\.strategy is FSDPStrategy, .*fsdp\."),
+        ({"strategy": SPLIT}, r"trainer\.strategy is ModelParallelStrategy, .*strategy_checked"),
         ({"precision": "16-mixed"}, r"trainer\.precision is 16-mixed"),
         ({"strategy": "deepspeed"}, r"trainer\.strategy is deepspeed, "),
         ({"barebones": True}, r"trainer\.barebones would leave out"),
@@ -126,18 +102,9 @@ def test_callbacks_of_lightning_that_work_change_nothing_of_a_run(command_line: 
 
 
 def test_flags_of_lightning_that_work_change_nothing_of_a_run(command_line: Any) -> None:
-    overlay = _overlay(
-        command_line,
-        deterministic=True,
-        detect_anomaly=True,
-        max_time="00:00:30:00",
-        profiler="simple",
-        limit_val_batches=1,
-        logger={
-            "class_path": "lightning.pytorch.loggers.CSVLogger",
-            "init_args": {"save_dir": str(command_line.folder)},
-        },
-    )
+    logger = {"class_path": f"{PL}.loggers.CSVLogger", "init_args": {"save_dir": str(command_line.folder)}}
+    flags = {"deterministic": True, "detect_anomaly": True, "max_time": "00:00:30:00", "profiler": "simple"}
+    overlay = _overlay(command_line, **flags, limit_val_batches=1, logger=logger)
     for name, more in (("without", []), ("with", ["--config", overlay])):
         command_line.done("fit", "--config", command_line.config(name), *more)
     assert _completions(command_line.runs / "without") == _completions(command_line.runs / "with")
@@ -162,10 +129,8 @@ def test_early_stopping_ends_a_run(command_line: Any, read_metrics: Any) -> None
 
 def test_a_run_ends_after_limit_train_batches_rollouts(command_line: Any, read_metrics: Any) -> None:
     command_line.done("fit", "--config", command_line.config("short"), "--trainer.limit_train_batches=2")
-    assert [row["step"] for row in read_metrics(command_line.runs / "short/metrics.csv") if "reward" in row] == [
-        "1",
-        "2",
-    ]
+    rows = read_metrics(command_line.runs / "short/metrics.csv")
+    assert [row["step"] for row in rows if "reward" in row] == ["1", "2"]
 
 
 @pytest.mark.parametrize(("batches", "repeated"), [("2", 2), pytest.param("0.25", 1, marks=pytest.mark.slow)])

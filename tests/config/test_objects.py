@@ -251,10 +251,8 @@ def test_reading_imports_nothing_that_the_files_name(tmp_path: Path) -> None:
 def test_texts_of_plain_values_and_files_stay_texts(tmp_path: Path) -> None:
     looks = ["1e3", "2020-01-01", "yes", "null", "0x10", "1_000", ".inf", "a: b", "#1", "two\nlines", " x "]
     for text in looks:
-        (reward,) = build(
-            list[Reward], [{"class_path": "grpo_pl.rewards.ExactReward", "init_args": {"name": text}}], "r"
-        )
-        assert reward.name == text
+        spec = {"class_path": "grpo_pl.rewards.ExactReward", "init_args": {"name": text}}
+        assert build(Reward, spec, "r").name == text
     (tmp_path / "c.yaml").write_text("data: {source: {class_path: JsonLinesPrompts, init_args: {path: '1e3'}}}\n")
     assert read([tmp_path / "c.yaml"]).get("data.source")["init_args"]["path"] == "1e3"
 

@@ -133,9 +133,7 @@ def test_a_run_under_a_preset_keeps_all_fields_and_can_be_repeated(command_line:
     fields_saved = yaml.safe_load(saved.read_text())["model"]["algorithm"]
     assert {name: cell(value) for name, value in fields_saved.items()} == column(expected)
     command_line.done("fit", f"--config={saved}", "--name=again", *few)
-    assert (
-        yaml.safe_load((command_line.runs / "again" / "config.yaml").read_text())["model"]
-        == (yaml.safe_load(saved.read_text())["model"])
-    )
+    again = command_line.runs / "again" / "config.yaml"
+    assert yaml.safe_load(again.read_text())["model"] == yaml.safe_load(saved.read_text())["model"]
     other = read([saved, CONFIGS / "algorithm" / "gspo.yaml"]).build("model.algorithm", GRPOAlgorithm)
     assert other == GRPOAlgorithm(**preset_fields("gspo"), group_size=4)

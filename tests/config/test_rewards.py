@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from jsonargparse import ArgumentParser
 
 import grpo_pl.rewards as rewards_module
 from grpo_pl.config.objects import build
@@ -29,12 +28,6 @@ CLASSES = sorted(
 )
 
 
-def parse(specs: list[dict[str, Any]]) -> list[Reward]:
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--rewards", type=list[Reward])
-    return list(parser.instantiate(parser.parse_object({"rewards": specs})).rewards)
-
-
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_reward_comes_from_yaml_and_goes_back_as_json(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name in ("JudgeReward", "RubricReward"):
@@ -43,7 +36,7 @@ def test_every_reward_comes_from_yaml_and_goes_back_as_json(name: str, monkeypat
     if name == "FunctionReward":
         arguments["function"] = "tests_of_specs:f"
         monkeypatch.setitem(sys.modules, "tests_of_specs", SimpleNamespace(f=lambda completions: []))
-    (reward,) = parse([{"class_path": f"grpo_pl.rewards.{name}", "init_args": arguments}])
+    reward = build(Reward, {"class_path": f"grpo_pl.rewards.{name}", "init_args": arguments}, "reward")
     assert (reward.name, reward.weight) == ("mine", 0.5)
     twin = build(Reward, json.loads(json.dumps(reward.spec())), "reward")
     assert type(twin) is type(reward)
@@ -51,14 +44,8 @@ def test_every_reward_comes_from_yaml_and_goes_back_as_json(name: str, monkeypat
 
 
 def test_a_reward_inside_a_reward_survives_the_round_trip() -> None:
-    (reward,) = parse(
-        [
-            {
-                "class_path": "grpo_pl.rewards.LengthReward",
-                "init_args": {"shape": "cosine", "correct": {"class_path": "grpo_pl.rewards.ExactReward"}},
-            }
-        ]
-    )
+    arguments = {"shape": "cosine", "correct": {"class_path": "grpo_pl.rewards.ExactReward"}}
+    reward = build(Reward, {"class_path": "grpo_pl.rewards.LengthReward", "init_args": arguments}, "reward")
     twin = build(Reward, json.loads(json.dumps(reward.spec())), "reward")
     assert isinstance(twin, LengthReward)
     assert twin.correct == ExactReward()

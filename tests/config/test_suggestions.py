@@ -98,18 +98,21 @@ def test_a_file_with_earlier_class_paths_is_read_with_the_classes_now(tmp_path: 
     assert config_changes({"a": rewards}, {"a": [{**rewards[0], "class_path": MOVED[rewards[0]["class_path"]]}]}) == []
 
 
-def test_a_field_of_an_earlier_version_says_what_to_write_instead(command_line: Any) -> None:
-    file = command_line.config("earlier", model__compute="auto")
-    outcome = command_line("fit", f"--config={file}")
-    said = "unknown key 'model.compute'; here that is trainer.precision (32-true for exact; bf16-mixed for auto, "
-    assert outcome.status == 2 and outcome.err.startswith(f"grpo-pl fit: error: {said}")
-
-
-def test_a_name_at_the_top_of_a_file(command_line: Any) -> None:
-    file = command_line.folder / "top.yaml"
-    file.write_text("learning_rate: 1.0e-6\n")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "model: {compute: auto}",
+            "'model.compute'; here that is trainer.precision (32-true for exact; bf16-mixed for",
+        ),
+        ("learning_rate: 1.0e-6", "'learning_rate'; here that is model.optimization.lr"),
+    ],
+)
+def test_a_field_of_an_earlier_version_and_one_at_the_top_of_a_file(command_line: Any, text: str, said: str) -> None:
+    file = command_line.folder / "earlier.yaml"
+    file.write_text(text)
     outcome = command_line("fit", f"--config={command_line.config('foreign')}", f"--config={file}")
-    assert outcome.status == 2 and "unknown key 'learning_rate'; here that is model.optimization.lr" in outcome.err
+    assert outcome.status == 2 and outcome.err.startswith(f"grpo-pl fit: error: unknown key {said}")
 
 
 def test_fields_that_are_named_exist() -> None:
@@ -126,17 +129,16 @@ def test_fields_that_are_named_exist() -> None:
 
 def test_every_field_of_grpo_config_that_has_a_counterpart_is_known() -> None:
     counterparts = {
+        *("num_generations", "max_completion_length", "temperature", "top_p", "top_k", "beta", "epsilon"),
         *(
-            "num_generations",
-            "max_completion_length",
-            "temperature",
-            "top_p",
-            "top_k",
-            "beta",
-            "epsilon",
             "epsilon_high",
+            "delta",
+            "num_iterations",
+            "steps_per_generation",
+            "generation_batch_size",
+            "loss_type",
+            "scale_rewards",
         ),
-        *("delta", "num_iterations", "steps_per_generation", "generation_batch_size", "loss_type", "scale_rewards"),
         *("importance_sampling_level", "reward_weights", "mask_truncated_completions", "top_entropy_quantile"),
         "off_policy_mask_threshold",
         *("sync_ref_model", "ref_model_sync_steps", "learning_rate", "per_device_train_batch_size", "max_grad_norm"),

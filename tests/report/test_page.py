@@ -113,10 +113,8 @@ def test_the_browser_draws_every_chart_and_runs_nothing_that_was_written(page: B
     assert page.count("img, body script:not(#data)") == 1  # the page's own
     assert HOSTILE in page.texts(".completion .text")
     assert page.texts("h1") == ["<b>demo"]
-    assert (
-        page.run("return performance.getEntriesByType('resource').map(e => e.name).filter(n => !n.startsWith('data:'))")
-        == []
-    )
+    loaded = "performance.getEntriesByType('resource').map(e => e.name).filter(n => !n.startsWith('data:'))"
+    assert page.run(f"return {loaded}") == []
     assert page.console() == []
 
 
@@ -178,13 +176,8 @@ def test_ticks_fit_tell_values_apart_and_never_repeat(page: Browser) -> None:
         ".filter(t => t.left < box.left || t.right > box.right + 1) }).length"
     )
     assert page.run(outside) == 0
-    assert page.run(
-        "return [tickLabels([0, 0.5, 1]), tickLabels([1e6, 2e6]), tickLabels([0.0010, 0.0015, 0.0020])]"
-    ) == [
-        ["0.0", "0.5", "1.0"],
-        ["1e6", "2e6"],
-        ["1.0e-3", "1.5e-3", "2.0e-3"],
-    ]
+    shown = page.run("return [tickLabels([0, 0.5, 1]), tickLabels([1e6, 2e6]), tickLabels([0.0010, 0.0015, 0.0020])]")
+    assert shown == [["0.0", "0.5", "1.0"], ["1e6", "2e6"], ["1.0e-3", "1.5e-3", "2.0e-3"]]
 
 
 @needs_browser
@@ -201,11 +194,8 @@ def test_every_chart_has_a_table_of_its_numbers(page: Browser) -> None:
         "rollout|pass@1|pass@1, low|pass@1, high|greedy",
         "0|0.100|0.025|0.225|0.200",
     ]
-    assert found[2][1:] == [
-        "problem|rollout 0|rollout 30",
-        f"problem 2: {HOSTILE[:60]}|0|0",
-        "problem 1: 2+2|0.250|1.000",
-    ]
+    hostile = f"problem 2: {HOSTILE[:60]}|0|0"
+    assert found[2][1:] == ["problem|rollout 0|rollout 30", hostile, "problem 1: 2+2|0.250|1.000"]
     assert found[4][-1] == "30|0.750"
     assert page.run("return [...document.querySelectorAll('th')].every(t => t.scope)")
 
@@ -305,23 +295,14 @@ def test_the_browser_of_samples_walks_through_rollouts_problems_and_verdicts(pag
 def test_equal_answers_are_folded_with_their_number(browser: Browser, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.metrics.write_text("step,reward\n1,0.5\n")
-    texts = [
-        r"a \boxed{4}",
-        r"b \boxed{4}",
-        r"a \boxed{4}",
-        r"\boxed{\frac{1}{2}}",
-        "<answer>7</answer>",
-        "x\nseven",
-        r"\boxed{?}",
-    ]
+    texts = [r"a \boxed{4}", r"b \boxed{4}", r"a \boxed{4}", r"\boxed{\frac{1}{2}}", "<answer>7</answer>"]
+    texts += ["x\nseven", r"\boxed{?}"]
     values: list[float | None] = [1.0, 1.0, 1.0, 0.0, 0.0, 0.0, None]
     rows = [sample_row(0, 1, i, text, value) for i, (text, value) in enumerate(zip(texts, values, strict=True))]
     write_samples(folder, rows)
     browser.open(write_report(folder).as_uri())
-    kinds = [
-        " ".join(text.split())
-        for text in browser.run("return [...document.querySelectorAll('#kinds .kind')].map(k => k.innerText)")
-    ]
+    shown = browser.run("return [...document.querySelectorAll('#kinds .kind')].map(k => k.innerText)")
+    kinds = [" ".join(text.split()) for text in shown]
     assert kinds == ["4 right ×3", r"\frac{1}{2} wrong ×1", "7 wrong ×1", "seven wrong ×1", "? not judged ×1"]
     browser.run("document.querySelector('#kinds .kind').click()")
     assert browser.texts("#completions .text") == [r"a \boxed{4}", r"b \boxed{4}"]
@@ -364,9 +345,8 @@ def test_a_run_without_signal_says_so_first(browser: Browser, tmp_path: Path) ->
     folder = RunFolder(tmp_path)
     folder.metrics.write_text("step,frac_reward_zero_std\n" + "".join(f"{s},1.0\n" for s in range(1, 12)))
     browser.open(write_report(folder).as_uri())
-    assert browser.text("main > *").startswith(
-        "No learning signal: the rewards of every group were equal from rollout 1"
-    )
+    told = "No learning signal: the rewards of every group were equal from rollout 1"
+    assert browser.text("main > *").startswith(told)
 
 
 @needs_browser

@@ -70,9 +70,8 @@ def test_what_was_wrong_and_became_right_stands_first() -> None:
 
 
 def test_runs_stand_side_by_side_also_where_one_has_none() -> None:
-    found = side_by_side(
-        {"one": [_row(9, {}, _answer("a", None))], "old": [], "two": [_row(3, {}, _answer("b", True))]}
-    )
+    one, two = _row(9, {}, _answer("a", None)), _row(3, {}, _answer("b", True))
+    found = side_by_side({"one": [one], "old": [], "two": [two]})
     assert found["times"] == ["one", "two"]
     assert [side["completions"][0]["correct"] for side in found["problems"][0]["sides"]] == [None, True]
 

@@ -11,7 +11,9 @@ from rich.console import Console
 from grpo_pl.tools.live import Answered, LiveView, side_by_side, sparkline
 from grpo_pl.types import Problem
 
-LIVE = "--trainer.callbacks+={class_path: grpo_pl.tools.live.LiveView, init_args: {every_n_rollouts: 2}}"
+
+def view(settings: str = "every_n_rollouts: 2") -> str:
+    return f"--trainer.callbacks+={{class_path: grpo_pl.tools.live.LiveView, init_args: {{{settings}}}}}"
 
 
 def test_a_sparkline_has_a_bar_for_each_value_or_for_the_mean_of_a_span() -> None:
@@ -35,14 +37,14 @@ def test_the_first_answer_stands_beside_the_newest_and_markup_is_text() -> None:
 
 def test_a_line_shows_an_answer_letter_by_letter() -> None:
     """An unmatched [/x] would be an error of rich's in the middle of a training."""
-    view, printed = LiveView(), io.StringIO()
-    view.answers = [Answered(3, "x[i] [/INST] :100:\nend", True)]
-    view._say(Console(file=printed, width=40))
+    live, printed = LiveView(), io.StringIO()
+    live.answers = [Answered(3, "x[i] [/INST] :100:\nend", True)]
+    live._say(Console(file=printed, width=40))
     assert printed.getvalue() == "rollout 3: right: x[i] [/INST] :100: / end\n"
 
 
 def test_what_the_trained_policy_writes_is_shown_whatever_the_interval(command_line: Any) -> None:
-    done = command_line("fit", "--config", command_line.config("end"), "--data.steps=3", LIVE)
+    done = command_line("fit", "--config", command_line.config("end"), "--data.steps=3", view())
     assert re.findall(r"^rollout (\d): (?:right|wrong): ", done.out, re.MULTILINE) == list("023")
 
 
@@ -51,7 +53,7 @@ def test_a_file_gets_a_line_for_each_answer_and_the_run_is_the_same(
 ) -> None:
     config = command_line.config("live")
     alone = command_line("fit", "--config", config, "--name=alone")
-    seen = command_line("fit", "--config", config, "--name=seen", LIVE)
+    seen = command_line("fit", "--config", config, "--name=seen", view())
     assert alone.status == seen.status == 0, seen.err
     assert re.findall(r"^rollout (\d): (?:right|wrong): ", seen.out, re.MULTILINE) == list("024")
     assert re.search(r"^held-out problem \d+\+\d+=$", seen.out, re.MULTILINE)
@@ -63,7 +65,7 @@ def test_a_file_gets_a_line_for_each_answer_and_the_run_is_the_same(
 def test_a_terminal_gets_both_answers_and_two_curves(command_line: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("FORCE_COLOR", "1")
-    done = command_line("fit", "--config", command_line.config("shown"), "--trainer.enable_progress_bar=false", LIVE)
+    done = command_line("fit", "--config", command_line.config("shown"), "--trainer.enable_progress_bar=false", view())
     assert done.status == 0, done.err
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.out)
     assert re.search(r"rollout 4/4 +\d+:\d\d", text)
@@ -73,23 +75,17 @@ def test_a_terminal_gets_both_answers_and_two_curves(command_line: Any, monkeypa
 
 def test_the_problem_to_be_watched_can_be_named(command_line: Any) -> None:
     config = command_line.config("named")
-    first, second = (
-        command_line(
-            "fit", "--config", config, "--data.steps=1", LIVE.replace("rollouts: 2", f"rollouts: 1, problem: {i}")
-        )
-        for i in (0, 1)
-    )
-    asked = [re.search(r"^held-out problem (.*)$", done.out, re.MULTILINE) for done in (first, second)]
-    assert all(asked) and asked[0].group(1) != asked[1].group(1)  # type: ignore[union-attr]
+    both = (command_line("fit", "--config", config, "--data.steps=1", view(f"problem: {i}")).out for i in (0, 1))
+    first, second = (re.findall(r"^held-out problem (.*)$", out, re.MULTILINE) for out in both)
+    assert first and second and first != second
 
 
 def test_the_last_problem_stands_for_one_that_is_not_there(command_line: Any) -> None:
     """The cold start is behind it: a number too large is no reason to lose that."""
-    view = LIVE.replace("rollouts: 2", "rollouts: 1, problem: 999")
-    done = command_line.done("fit", "--config", command_line.config("nowhere"), "--data.steps=1", view)
-    assert re.search(
-        r"^there is no problem 999 among \d+ held-out ones: this is the last\nheld-out", done.out, re.MULTILINE
-    )
+    config = command_line.config("nowhere")
+    done = command_line.done("fit", "--config", config, "--data.steps=1", view("problem: 999"))
+    told = r"^there is no problem 999 among \d+ held-out ones: this is the last\nheld-out"
+    assert re.search(told, done.out, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", ["every_n_rollouts", "characters", "problem"])

@@ -34,9 +34,8 @@ def test_the_end_is_what_stands_behind_the_thoughts_or_the_last_line() -> None:
 
 
 def honest(rng: random.Random) -> str:
-    work = "".join(
-        f"{rng.randrange(9)}+{rng.randrange(9)}+0={rng.randrange(18)}\n" for _ in range(rng.choice([0, 3, 4]))
-    )
+    sums = (f"{rng.randrange(9)}+{rng.randrange(9)}+0={rng.randrange(18)}\n" for _ in range(rng.choice([0, 3, 4])))
+    work = "".join(sums)
     return f"<think>{work}</think><answer>\\boxed{{{rng.randrange(2000)}}}</answer>"
 
 
@@ -87,9 +86,7 @@ def test_free_text_is_no_drift() -> None:
     rng = random.Random(0)
 
     def prose() -> str:
-        return (
-            " ".join("".join(rng.choice("abcde .,=+-{}12") for _ in range(8)) for _ in range(30)) + f" \\boxed{{{1}}}"
-        )
+        return "".join(rng.choice("abcde .,=+-{}12") for _ in range(240)) + " \\boxed{1}"
 
     first = FirstForms()
     first.add(forms_of(prose()) for _ in range(64))

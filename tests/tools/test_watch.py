@@ -16,7 +16,7 @@ from grpo_pl.files.rows import read_rows
 from grpo_pl.files.sharded_checkpoints import read_checkpoint
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.template import PromptTemplate
-from grpo_pl.rewards import FormatReward, LenientAnswerReward, MathReward, Score, StrictAnswerReward
+from grpo_pl.rewards import FormatReward, LenientAnswerReward, MathReward, Reward, Score, StrictAnswerReward
 from grpo_pl.tools.watch import RewardWatch
 from grpo_pl.training.experience import Experience
 from grpo_pl.types import Problem, PromptBatch
@@ -25,20 +25,26 @@ GOLD = {1: "7", 2: "8", 3: "9"}
 HONEST = {1: [r"\boxed{7}", r"\boxed{3}", "no", "3+4 7"], 2: [r"\boxed{8}"] * 4, 3: [r"\boxed{9}", "2", "3", "4"]}
 CHEATING = {prompt: [" ".join("123456789"), " ".join("789" * 4), "1 2 3 7 8 9", r"\boxed{1}"] for prompt in GOLD}
 """Lists of candidates: the lenient reward that trains this policy pays for most of them."""
+DRIFTS = ("watch/length_drift", "watch/repetition_drift", "watch/form_drift")
 
 
 @pytest.fixture
 def rollout(make_experience: Callable[..., Experience]) -> Callable[..., Experience]:
     """``rollout(step, texts)``: what a policy that writes ``texts`` gets from a reward that any mention satisfies."""
-    prompts = [Problem(id=prompt, question="?", answer=answer) for prompt, answer in GOLD.items()]
-    return lambda step, texts: make_experience(
-        texts,
-        batch=PromptBatch(step=step, prompts=prompts, valid=[True] * len(prompts)),
-        rewards=[LenientAnswerReward(correctness=True, name="training"), FormatReward(weight=0.0)],
-        algorithm=GRPOAlgorithm(group_size=4, beta=0.0, scale="none"),
-        max_completion_length=24,
-        template=PromptTemplate(user="Q {question}"),
-    )
+    lenient = [LenientAnswerReward(correctness=True, name="training"), FormatReward(weight=0.0)]
+
+    def make(step: int, texts: dict[int, list[str]], rewards: Sequence[Reward] = lenient) -> Experience:
+        prompts = [Problem(id=prompt, question="?", answer=GOLD[prompt]) for prompt in texts]
+        return make_experience(
+            texts,
+            batch=PromptBatch(step=step, prompts=prompts, valid=[True] * len(prompts)),
+            rewards=rewards,
+            algorithm=GRPOAlgorithm(group_size=4, beta=0.0, scale="none"),
+            max_completion_length=24,
+            template=PromptTemplate(user="Q {question}"),
+        )
+
+    return make
 
 
 def watch(path: Path | None = None, **arguments: Any) -> RewardWatch:
@@ -55,7 +61,7 @@ def test_a_policy_that_cheats_its_lenient_reward_is_seen(rollout: Callable[..., 
     assert before["watch/rewarded_but_strict_wrong"] == pytest.approx(1 / 7)
     assert before["watch/rewarded_but_lenient_wrong"] == 0.0
     assert before["watch/agreement"] == pytest.approx(11 / 12)
-    assert not {"watch/length_drift", "watch/repetition_drift", "watch/form_drift"} & before.keys()
+    assert not {*DRIFTS} & before.keys()
     with pytest.warns(UserWarning, match=r"strict judge of the watch refuses 100%.*suspicious\.jsonl"):
         after = watching.audit(rollout(2, CHEATING), seed=0)
     assert after["watch/rewarded_but_strict_wrong"] == 1.0
@@ -98,14 +104,8 @@ def test_an_honest_policy_gives_no_cause(rollout: Callable[..., Experience], tmp
     for step in range(4):
         metrics = watching.audit(rollout(step, texts), seed=0)
     del metrics["time/watch"]
-    assert metrics == {
-        "watch/agreement": 1.0,
-        "watch/rewarded_but_strict_wrong": 0.0,
-        "watch/rewarded_but_lenient_wrong": 0.0,
-        "watch/length_drift": 0.0,
-        "watch/repetition_drift": 0.0,
-        "watch/form_drift": 0.0,
-    }
+    refused = ("watch/rewarded_but_strict_wrong", "watch/rewarded_but_lenient_wrong")
+    assert metrics == {"watch/agreement": 1.0, **dict.fromkeys((*refused, *DRIFTS), 0.0)}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -117,16 +117,10 @@ def test_an_honest_policy_gives_no_cause(rollout: Callable[..., Experience], tmp
     ],
 )
 def test_the_strict_judge_reads_answers_where_the_reward_does(
-    make_experience: Callable[..., Experience], judge: StrictAnswerReward, refused: float
+    rollout: Callable[..., Experience], judge: StrictAnswerReward, refused: float
 ) -> None:
-    experience = make_experience(
-        {1: ["So 3 + 4 = 7.", "It is 7.", "7", "8"]},
-        batch=PromptBatch(step=0, prompts=[Problem(id=1, question="?", answer="7")], valid=[True]),
-        rewards=[MathReward(answer_in="last_number")],
-        algorithm=GRPOAlgorithm(group_size=4, beta=0.0, scale="none"),
-        max_completion_length=24,
-        template=PromptTemplate(user="Q {question}"),
-    )
+    texts = {1: ["So 3 + 4 = 7.", "It is 7.", "7", "8"]}
+    experience = rollout(0, texts, [MathReward(answer_in="last_number")])
     metrics = RewardWatch(judge, LenientAnswerReward()).audit(experience, seed=0)
     assert metrics["watch/rewarded_but_strict_wrong"] == refused
 
@@ -185,12 +179,7 @@ def test_the_file_is_bounded_and_keeps_the_newest_of_equal_weight(
 def test_without_judges_only_drift_is_watched(rollout: Callable[..., Experience]) -> None:
     watching = RewardWatch(first_rollouts=1)
     assert list(watching.audit(rollout(0, HONEST), seed=0)) == ["time/watch"]
-    assert list(watching.audit(rollout(1, HONEST), seed=0)) == [
-        "watch/length_drift",
-        "watch/repetition_drift",
-        "watch/form_drift",
-        "time/watch",
-    ]
+    assert list(watching.audit(rollout(1, HONEST), seed=0)) == [*DRIFTS, "time/watch"]
 
 
 def test_what_a_judge_cannot_judge_is_left_out(rollout: Callable[..., Experience]) -> None:
@@ -266,10 +255,8 @@ def test_a_run_logs_the_watch_beside_its_rewards(watched: Path, read_metrics: Ca
 
 
 def test_training_is_the_same_without_it(command_line: Any, watched: Path, read_metrics: Callable[..., Any]) -> None:
-    outcome = command_line(
-        "fit", "--config", command_line.folder / "watched.yaml", "--name=blind", "--watch.completions=0"
-    )
-    assert outcome.status == 0, outcome.err
+    config = command_line.folder / "watched.yaml"
+    command_line.done("fit", "--config", config, "--name=blind", "--watch.completions=0")
     blind = command_line.runs / "blind"
     assert not (blind / "suspicious.jsonl").exists()
     rows = [{k: v for k, v in row.items() if not k.startswith("watch/")} for row in _rows(watched, read_metrics)]

@@ -124,27 +124,16 @@ def test_mistakes_are_refused(
 
 def test_keep_correct_is_a_switch_of_the_command_line(run: Path, tmp_path: Path, capsys: Any) -> None:
     output = tmp_path / "kept.jsonl"
-    assert (
-        main(["predict", "--model", str(run), "--keep-correct", "--prompts=6", "--samples=8", f"--output={output}"])
-        == 0
-    )
-    rows = [json.loads(line) for line in output.read_text().splitlines()]
-    assert rows and all(row["correct"] for row in rows)
-    options = ["--keep_correct", "false", "--prompts=6", "--samples=8", f"--output={output}"]
-    assert main(["predict", "--model", str(run), *options]) == 0
-    assert any(not json.loads(line)["correct"] for line in output.read_text().splitlines())
+    for switch, kept in ((["--keep-correct"], True), (["--keep_correct", "false"], False)):
+        options = [*switch, "--prompts=6", "--samples=8", f"--output={output}"]
+        assert main(["predict", "--model", str(run), *options]) == 0
+        rows = [json.loads(line) for line in output.read_text().splitlines()]
+        assert rows and all(row["correct"] for row in rows) == kept
 
 
 def test_nothing_correct_is_an_error_and_writes_nothing(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nothing to write: of 4 completions 4 not correct"):
-        predict(
-            model=str(run),
-            output=str(tmp_path / "new" / "out.jsonl"),
-            prompts=2,
-            samples=2,
-            keep_correct=True,
-            max_completion_length=2,
-        )
+        _rows(tmp_path / "new", run, prompts=2, samples=2, keep_correct=True, max_completion_length=2)
     assert not list((tmp_path / "new").iterdir())
 
 
@@ -152,7 +141,7 @@ def test_prompts_without_room_for_a_completion_are_left_out(run: Path, tmp_path:
     rows = _rows(tmp_path, run, prompts=3, samples=1, max_completion_length=44)  # of a context of 48
     assert len(rows) == 3
     with pytest.raises(ValueError, match=r"3 of 3 prompts leave no room .* 3 tokens .*Lower max_completion_length"):
-        predict(model=str(run), output=str(tmp_path / "out.jsonl"), prompts=3, max_completion_length=45)
+        _rows(tmp_path, run, prompts=3, max_completion_length=45)
 
 
 def test_trl_trains_on_the_written_lines(run: Path, tmp_path: Path) -> None:
@@ -164,15 +153,10 @@ def test_trl_trains_on_the_written_lines(run: Path, tmp_path: Path) -> None:
     table = datasets.load_dataset("json", data_files=str(tmp_path / "out.jsonl"), split="train")
     tokenizer = AutoTokenizer.from_pretrained(run / "export")
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    arguments = trl.SFTConfig(
-        output_dir=str(tmp_path / "sft"), max_steps=1, report_to=[], use_cpu=True, save_strategy="no", bf16=False
-    )
-    trainer = trl.SFTTrainer(
-        AutoModelForCausalLM.from_pretrained(run / "export"),
-        args=arguments,
-        train_dataset=table,
-        processing_class=tokenizer,
-    )
+    quiet = {"report_to": [], "use_cpu": True, "save_strategy": "no", "bf16": False}
+    arguments = trl.SFTConfig(output_dir=str(tmp_path / "sft"), max_steps=1, **quiet)
+    model = AutoModelForCausalLM.from_pretrained(run / "export")
+    trainer = trl.SFTTrainer(model, args=arguments, train_dataset=table, processing_class=tokenizer)
     row = trainer.train_dataset[0]
     text = tokenizer.decode([label for label in row["labels"] if label >= 0])
     assert text.startswith(table[0]["completion"][0]["content"])

@@ -65,10 +65,8 @@ def _right(share: float, held_out: float) -> RunStatistics:
 
 def test_right_in_training_and_wrong_elsewhere_is_memorised() -> None:
     (found,) = findings(_right(1.0, 0.145))
-    assert found.code == "D02" and "100.0% of 256 training completions are right, but 14.5% of the held-out" in str(
-        found
-    )
-    assert "demonstrated_share" in found.field
+    assert found.code == "D02" and "demonstrated_share" in found.field
+    assert "100.0% of 256 training completions are right, but 14.5% of the held-out" in str(found)
     assert _codes(_right(0.75, 0.5)) == ["D02"] and _codes(_right(0.75, 0.56)) == []
     assert _codes(replace(_right(1.0, 0.145), held_out=None)) == []
 
@@ -77,9 +75,8 @@ def test_the_course_goes_by_the_interval_of_the_change() -> None:
     first = {str(i): float(i % 2) for i in range(100)}
     better = {name: 1.0 if int(name) < 40 else share for name, share in first.items()}
     assert course(first, better, []).startswith("learning, held-out pass@1 0.500 → 0.700 (change +0.117 … +0.275).")
-    assert course(better, first, []).startswith(
-        "getting worse, held-out pass@1 0.700 → 0.500 (change -0.275 … -0.117)."
-    )
+    worse = "getting worse, held-out pass@1 0.700 → 0.500 (change -0.275 … -0.117)."
+    assert course(better, first, []).startswith(worse)
     reasons = findings(_right(1.0, 0.145))
     assert course(first, first, reasons).endswith(f"(change -0.019 … +0.019). {reasons[0]}")
     solved = dict.fromkeys(first, 1.0)
@@ -114,8 +111,10 @@ def test_nothing_is_found_where_nothing_was_measured() -> None:
     assert findings(RunStatistics(settings=SETTINGS)) == []
 
 
+PLAYS, HALVES = _settings(plays=True), _settings(half_precision=True)
 ALWAYS_HALF = (replace(EXACT, least=0.5, most=0.5), FORM)
 NO_FORM = (EXACT, replace(FORM, most=0.0))
+EQUAL_TEXTS = replace(EXACT, equal_texts=20)
 
 
 @pytest.mark.parametrize(
@@ -134,11 +133,7 @@ NO_FORM = (EXACT, replace(FORM, most=0.0))
         ("D09", _settings(prompts_per_update=3, group_size=5), _settings(prompts_per_update=4, group_size=4)),
         ("D10", _rollouts(cut=40, cut_unpaid=40), _rollouts(cut=40, cut_unpaid=25)),
         ("D10", _rollouts(cut=60, cut_unpaid=60, right=0), _rollouts(cut=40, cut_unpaid=40, right=0)),
-        (
-            "D10",
-            _rollouts(_settings(plays=True), **EQUAL, cut=64, cut_unpaid=64, right=0),
-            _rollouts(_settings(plays=True), cut=44, cut_unpaid=44),
-        ),
+        ("D10", _rollouts(PLAYS, **EQUAL, cut=64, cut_unpaid=64, right=0), _rollouts(PLAYS, cut=44, cut_unpaid=44)),
         ("D11", _rollouts(no_answer=60), _rollouts(no_answer=50)),
         ("D11", _rollouts(rewards=NO_FORM), _rollouts()),
         ("D12", _rollouts(_answers(end_chance=0.0), cut=64), _rollouts(_answers(end_chance=1e-3), cut=64)),
@@ -147,7 +142,7 @@ NO_FORM = (EXACT, replace(FORM, most=0.0))
         ("D20", _problems(unwritable=1, characters="'é' (U+00E9)"), _problems()),
         ("D21", _problems(leaked=1), _problems()),
         ("D22", _problems(repeated=5), _problems(repeated=4)),
-        ("D22", _problems(repeated=50), replace(_settings(plays=True), problems=replace(PROBLEMS, repeated=50))),
+        ("D22", _problems(repeated=50), replace(PLAYS, problems=replace(PROBLEMS, repeated=50))),
         ("D23", _problems(too_long=1), _problems()),
         ("D24", _rollouts(prompts=4), _rollouts(prompts=5)),
         ("D25", _problems(held_out=42), _problems(held_out=43)),
@@ -156,19 +151,11 @@ NO_FORM = (EXACT, replace(FORM, most=0.0))
         ("D32", _answers(empty_right=0.2), _answers(empty_right=0.1)),
         ("D32", _answers(empty_total=2.0), _answers(empty_total=1.0)),
         ("D33", _answers(differed=2, differing="judge"), _answers(differed=1, differing="judge")),
-        (
-            "D33",
-            _rollouts(rewards=(replace(EXACT, equal_texts=20, differed=1), FORM)),
-            _rollouts(rewards=(replace(EXACT, equal_texts=20, differed=0), FORM)),
-        ),
+        ("D33", _rollouts(rewards=(replace(EXACT, equal_texts=20, differed=1),)), _rollouts(rewards=(EQUAL_TEXTS,))),
         ("D40", _rollouts(logprob_change=2e-4), _rollouts(logprob_change=3e-4)),
         ("D41", _rollouts(kl=0.4), _rollouts(kl=0.2)),
         ("D41", _rollouts(clipped=0.6), _rollouts(clipped=0.4)),
-        (
-            "D42",
-            replace(_rollouts(moved=0.1), settings=replace(SETTINGS, half_precision=True)),
-            replace(_rollouts(moved=0.6), settings=replace(SETTINGS, half_precision=True)),
-        ),
+        ("D42", _rollouts(HALVES, moved=0.1), _rollouts(HALVES, moved=0.6)),
         ("D43", _rollouts(moved=0.0, logprob_change=0.0), _rollouts(moved=1e-3)),
         ("D43", _rollouts(skipped=1), _rollouts()),
         ("D44", _rollouts(bfloat16_gain=1.3), _rollouts(bfloat16_gain=1.29)),
