@@ -304,10 +304,12 @@ def _measure(file: Path, runs: Path, pipe: Any) -> None:
     """Sends the most memory of the last update beyond what the process had when the model was built."""
     ctypes.CDLL(None).mallopt(-3, 65536)  # M_MMAP_THRESHOLD: what is freed goes back to the system at once
     from grpo_pl.cli.main import main
-    from grpo_pl.rollout import sampler
+    from grpo_pl.rollout import engine
+    from grpo_pl.training import module
     from grpo_pl.training.module import GRPOModule
 
-    sampler.eos_ids = lambda *_: []  # type: ignore[assignment]  # every completion has full length
+    module.keep_freed_memory = lambda: None
+    engine.end_token_ids = lambda *_: []  # type: ignore[assignment]  # every completion has full length
     configure, update, seen = GRPOModule.configure_model, GRPOModule.update, {"base": 0, "peak": 0}
 
     def configure_model(self: GRPOModule) -> None:
