@@ -91,7 +91,7 @@ MUTATIONS = [
     ),
     *_all(
         "losses", "grpo_pl/training", "tests/distributed/test_episodes.py tests/distributed/test_invariance.py",
-        ("backward(loss * self.collective.world, last)", "backward(loss, last)"),
+        ("backward(loss * self.collective.world, number", "backward(loss, number"),
         ("weights=weight * weights", "weights=weights"),
     ),
     *_all(
