@@ -12,7 +12,7 @@
 # also with --ipc host. Extras come with --build-arg EXTRAS=[lora,environments].
 FROM python:3.12-slim AS build
 
-# the decode kernel is C; the images that run it need no compiler
+# the kernels are C; the images that run them need no compiler
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev
 WORKDIR /source
 COPY pyproject.toml setup.py README.md LICENSE ./

@@ -1,4 +1,4 @@
-"""Decode kernels to test, and small models with biases and norms of every kind for them."""
+"""Kernels in C to test, and small models with biases and norms of every kind for them."""
 
 import os
 from pathlib import Path

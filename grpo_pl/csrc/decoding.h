@@ -156,12 +156,6 @@ struct work {
     void *memory[3];
 };
 
-static float *zeros(size_t floats, void **memory)
-{
-    *memory = calloc(floats + 16, sizeof(float)); /* large ones cost nothing until they are touched */
-    return (float *)(((uintptr_t)*memory + 63) / 64 * 64);
-}
-
 static void release(struct work *w)
 {
     for (int i = 0; i < 3; i++) free(w->memory[i]);
@@ -215,25 +209,6 @@ static void rotate(float *restrict head, const float *restrict cosines, const fl
         head[i] = a * cosines[i] - turned;
         head[i + half] = b * cosines[i] + other;
     }
-}
-
-/* scores -> e^(score - largest), of `n` (whole vectors); their sum, and the largest. */
-static float weigh(float *scores, size_t n, float *top_score)
-{
-    vec most = load(scores), sum = (vec){0};
-    for (size_t i = LANES; i < n; i += LANES) most = larger(load(scores + i), most);
-    vec top = all(*top_score = largest(most));
-    for (size_t i = 0; i < n; i += LANES) {
-        vec weight = exponential(load(scores + i) - top);
-        store(scores + i, weight);
-        sum += weight;
-    }
-    return total(sum);
-}
-
-static void hide(float *scores, size_t from, size_t to)
-{
-    for (size_t c = from; c < to; c++) scores[c] = -INFINITY;
 }
 
 /* found (queries, head_size) = weights (queries, columns) times the values of a cache, plus what is there if `add`. */

@@ -1,5 +1,5 @@
-/* What Python hands to the kernels and gets back; `functional/native.py` and `rollout/native/decode_kernel.py` mirror
- * these structures field by field.
+/* What Python hands to the kernels and gets back; `functional/native.py`, `rollout/native/decode_kernel.py` and
+ * `kernel_slots.py` mirror these structures field by field.
  *
  * Tensors are float32 and contiguous. A matrix lies in panels, as `decoding.h` explains. Python checks every size and
  * index before the call: nothing is checked here. */

@@ -75,6 +75,13 @@ static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
  * same places of the cache. */
 static size_t stride(size_t n) { return round_up(n, 64) + 16; }
 
+/* Memory on a line of the cache; what is large costs nothing until it is touched, unless malloc had it before. */
+static float *zeros(size_t floats, void **memory)
+{
+    *memory = calloc(floats + 16, sizeof(float));
+    return (float *)(((uintptr_t)*memory + 63) / 64 * 64);
+}
+
 /* ---- functions of vectors ---------------------------------------------------------------------------------------- */
 
 /* e^x to 1e-7: e^x = 2^n e^r with |r| <= log(2) / 2, and a polynomial for e^r (Cephes, expf). 2e-38 below -87, NaN
@@ -92,6 +99,25 @@ INLINE vec exponential(vec x)
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + (r + 1.0f);
     return (vec)((uvec)p + ((uvec)shifted << 23)); /* the exponent of p, which is near 1, is raised by n */
+}
+
+/* scores -> e^(score - largest), of `n` (whole vectors); their sum, and the largest. */
+static float weigh(float *scores, size_t n, float *top_score)
+{
+    vec most = load(scores), sum = (vec){0};
+    for (size_t i = LANES; i < n; i += LANES) most = larger(load(scores + i), most);
+    vec top = all(*top_score = largest(most));
+    for (size_t i = 0; i < n; i += LANES) {
+        vec weight = exponential(load(scores + i) - top);
+        store(scores + i, weight);
+        sum += weight;
+    }
+    return total(sum);
+}
+
+static void hide(float *scores, size_t from, size_t to)
+{
+    for (size_t c = from; c < to; c++) scores[c] = -INFINITY;
 }
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */

@@ -102,10 +102,10 @@ def built_kernels(library: Path | None = None) -> dict[str, Kernels]:
 
 def training_kernels() -> Kernels | None:
     """The kernels that compute a policy's update: those that the environment names, or the fastest but for SSE2, which
-    is for tests; None where torch computes it."""
+    is for tests, and NEON, which was not measured yet; None where torch computes it."""
     kernels, asked = built_kernels(), os.environ.get(SWITCH)
     name = asked or next(iter(kernels), "")
-    if name not in kernels or (name == "sse2" and not asked):
+    if name not in kernels or (name in ("sse2", "neon") and not asked):
         return None
     return kernels[name] if torch.get_num_threads() == 1 or _openmp() else None
 
@@ -153,15 +153,15 @@ class PackedAttention(torch.autograd.Function):
         assert cosines.shape == sines.shape == (tokens, size) and size % 2 == 0
         out, sums = torch.empty_like(states[0]), query.new_empty(tokens, heads)
         ctx.save_for_backward(*states, out, sums)
-        ctx.spans, ctx.scale = spans, scale
-        _attend(spans, scale, (*states, out, sums), (None, None, None, None))
+        ctx.kernels, ctx.spans, ctx.scale = _chosen(), spans, scale
+        _attend(ctx, (*states, out, sums), (None, None, None, None))
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         found = [torch.empty_like(states) for states in ctx.saved_tensors[:3]]
-        _attend(ctx.spans, ctx.scale, ctx.saved_tensors, (grad.contiguous(), *found))
+        _attend(ctx, ctx.saved_tensors, (grad.contiguous(), *found))
         return *found, None, None, None, None
 
 
@@ -179,16 +179,17 @@ def _check_spans(spans: Spans, tokens: int) -> None:
     assert bool((ends[:-1] <= starts[order][1:]).all()) and int(starts.min()) >= 0 and int(ends[-1]) <= tokens
 
 
-def _attend(spans: Spans, scale: float, states: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-    query, key = states[:2]
+def _attend(ctx: Any, states: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+    (query, key), spans = states[:2], ctx.spans
     _run(
+        ctx.kernels,
         "attend",
         _Attention(
             prompts=len(spans.prompt_starts),
             query_heads=query.shape[1],
             key_heads=key.shape[1],
             head_size=query.shape[2],
-            scale=scale,
+            scale=ctx.scale,
         ),
         prompt_starts=spans.prompt_starts,
         prompt_lengths=spans.prompt_lengths,
@@ -209,8 +210,9 @@ class RMSNorm(torch.autograd.Function):
         x, weight = x.contiguous(), weight.contiguous()
         y, factors = torch.empty_like(x), x.new_empty(x.numel() // x.shape[-1])
         ctx.save_for_backward(x, weight, factors)
+        ctx.kernels = _chosen()
         fields = _Norm(rows=len(factors), width=len(weight), epsilon=epsilon)
-        _run("normalize", fields, x=x, weight=weight, y=y, factors=factors)
+        _run(ctx.kernels, "normalize", fields, x=x, weight=weight, y=y, factors=factors)
         return y
 
     @staticmethod
@@ -220,7 +222,7 @@ class RMSNorm(torch.autograd.Function):
         to_x, to_weights = torch.empty_like(x), x.new_empty(-(-len(factors) // _NORM_ROWS), len(weight))
         fields = _Norm(rows=len(factors), width=len(weight))
         tensors = {"x": x, "weight": weight, "factors": factors, "grad": grad.contiguous()}
-        _run("normalize", fields, **tensors, to_x=to_x, to_weights=to_weights)
+        _run(ctx.kernels, "normalize", fields, **tensors, to_x=to_x, to_weights=to_weights)
         return to_x, to_weights[0], None
 
 
@@ -232,8 +234,9 @@ class SiluProduct(torch.autograd.Function):
         assert gate.shape == up.shape and gate.numel() % WHOLE == 0
         gate, up = gate.contiguous(), up.contiguous()
         ctx.save_for_backward(gate, up)
+        ctx.kernels = _chosen()
         y = torch.empty_like(gate)
-        _run("gate", _Gate(size=gate.numel()), gate=gate, up=up, y=y)
+        _run(ctx.kernels, "gate", _Gate(size=gate.numel()), gate=gate, up=up, y=y)
         return y
 
     @staticmethod
@@ -242,20 +245,25 @@ class SiluProduct(torch.autograd.Function):
         gate, up = ctx.saved_tensors
         to_gate, to_up = torch.empty_like(gate), torch.empty_like(up)
         tensors = {"gate": gate, "up": up, "grad": grad.contiguous()}
-        _run("gate", _Gate(size=gate.numel()), **tensors, to_gate=to_gate, to_up=to_up)
+        _run(ctx.kernels, "gate", _Gate(size=gate.numel()), **tensors, to_gate=to_gate, to_up=to_up)
         return to_gate, to_up
 
 
-def _run(function: str, fields: Any, **tensors: Tensor | None) -> None:
-    """Calls a kernel with the addresses of contiguous tensors on the CPU."""
+def _chosen() -> Kernels:
+    """The kernels of this pass; the backward pass takes those of its forward pass."""
     kernels = training_kernels()
     assert kernels is not None
+    return kernels
+
+
+def _run(kernels: Kernels, function: str, fields: Any, **tensors: Tensor | None) -> None:
+    """Calls one of ``kernels`` with the addresses of contiguous tensors on the CPU."""
     for name, tensor in tensors.items():
         if tensor is not None:
             assert (
                 tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.dtype in (torch.float32, torch.int64)
             )
             setattr(fields, name, tensor.data_ptr())
-    fields.threads, fields.run = torch.get_num_threads(), _openmp()
+    fields.threads, fields.run = torch.get_num_threads() if _openmp() else 1, _openmp()
     if getattr(kernels, function)(byref(fields)):
-        raise MemoryError(f"the kernel for {function} has no memory for what it works with.")
+        raise torch.OutOfMemoryError(f"the kernel for {function} has no memory for what it works with.")

@@ -114,7 +114,8 @@ def _attention_on_cpu(
 ) -> tuple[Tensor, Tensor | None]:
     """The forward of transformers' attention, for tokens that `packing.pack` has packed."""
     packing = kwargs.get("packing")
-    if packing is None or (module.training and module.attention_dropout):
+    suited = _suits_c(hidden_states, *position_embeddings, module.q_proj.weight)  # under FSDP2 in the type of gathering
+    if packing is None or not suited or (module.training and module.attention_dropout):
         found: tuple[Tensor, Tensor | None] = type(module).forward(
             module, hidden_states, position_embeddings, *args, **kwargs
         )

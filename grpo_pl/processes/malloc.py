@@ -12,7 +12,7 @@ MIB = 2**20
 
 def keep_freed_memory() -> None:
     """Keeps up to 512 MiB that were freed, in pieces of at most 32 MiB, for what is allocated next. By default malloc
-    returns them and asks for new pages: a tenth of the time of a small policy's update."""
+    returns them and asks for new pages: a tenth of the time of a small policy's update on a CPU."""
     if (mallopt := getattr(_library(), "mallopt", None)) is not None:
         mallopt(_MMAP_THRESHOLD, 32 * MIB)  # glibc allows no more
         mallopt(_TRIM_THRESHOLD, 512 * MIB)

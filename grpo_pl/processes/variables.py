@@ -20,7 +20,7 @@ MODEL = frozenset(
     | {"HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "XDG_CACHE_HOME", "TOKENIZERS_PARALLELISM"}
     | {"GRPO_PL_NATIVE"}
 )
-"""Further variables of a process with a model: devices, the folders of caches, and the switch of the decode kernel."""
+"""Further variables of a process with a model: devices, the folders of caches, and the switch of kernels."""
 
 
 def clean_environment(further: frozenset[str] = frozenset()) -> dict[str, str]:

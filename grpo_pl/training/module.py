@@ -148,7 +148,8 @@ class GRPOModule(PolicyModule):
         self.engine.close()  # a copy of weights that it kept would be that of an earlier fit
         self._sync_proof = SyncProof()
         if stage == "fit":
-            keep_freed_memory()
+            if self.trainer.strategy.root_device.type == "cpu":
+                keep_freed_memory()
             self.prepare_staleness(self._data.staleness)
             checks.check_averaging(self)
             if self.trainer.fast_dev_run:  # type: ignore[attr-defined]  # Lightning would count optimizer steps as well

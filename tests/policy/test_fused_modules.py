@@ -15,7 +15,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 families = pytest.mark.parametrize("qwen3", [False, True], ids=["llama", "qwen3"])
 
 
-def scored(model, *, temperature=1.0):
+def scored(model, *, segments=None):
     """Log-probabilities of ragged rows, and the gradient of every weight."""
     ids = torch.randint(1, 37, (4, 9), generator=torch.Generator().manual_seed(0)).to(model.device)
     mask = torch.ones_like(ids, dtype=torch.bool)
@@ -27,7 +27,9 @@ def scored(model, *, temperature=1.0):
         prompt_mask=mask[:, :4],
         completion_ids=ids[:, 4:],
         completion_mask=mask[:, 4:],
-        temperature=temperature,
+        action_mask=None if segments is None else mask[:, 4:] & (segments >= 0),
+        segment_index=segments,
+        temperature=1.0,
     )
     return logprobs, torch.autograd.grad(logprobs.mean(), [p for p in model.parameters() if p.requires_grad])
 
@@ -79,6 +81,24 @@ def test_on_a_cpu_a_policy_scores_and_learns_as_before(monkeypatch, qwen3):
     assert calls == {"_feed_forward_on_cpu": layers, "_norm_on_cpu": norms, "_attention_on_cpu": layers}
     assert_same(after, before)
     assert not any("forward" in vars(each) for each in model.modules())
+
+
+@in_c
+def test_segments_are_sequences_of_their_own(monkeypatch):
+    model, segments = small_model(), torch.tensor([[0, 0, -1, 1, 1]] * 4)
+    found = scored(model, segments=segments)
+    monkeypatch.setenv(SWITCH, "torch")
+    assert_same(found, scored(model, segments=segments))
+    assert (found[0] - scored(model)[0]).abs().max() > 0.01
+
+
+@in_c
+def test_weights_that_are_gathered_in_another_type_are_computed_as_before(monkeypatch):
+    """FSDP2 may gather those of a float32 model in bfloat16."""
+    model = small_model().bfloat16()
+    before = scored(model)
+    monkeypatch.setattr(module, "computes_in_c", lambda model: True)
+    assert_same(scored(model), before)
 
 
 @in_c

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import torch
 
 SWITCH = "GRPO_PL_NATIVE"
-"""Environment variable that names the decoder; ``torch`` switches these kernels off as well."""
+"""Environment variable that names the kernels of CPUs; ``torch`` switches them off, and those of GPUs."""
 
 
 def has_triton(device: torch.device) -> bool:

@@ -50,7 +50,7 @@ def choose_decoder(
     if refusal is not None:
         return TORCH, None if name == TORCH else refusal
     if name == TORCH and not built_kernels() and not os.environ.get(SWITCH):
-        return TORCH, "is missing, since the installation found no C compiler"
+        return TORCH, "is missing: the installation found no C compiler, or is older than the sources"
     if name != TORCH and name not in built_kernels():
         return TORCH, f"for {name}, which this run draws with elsewhere, is missing: samples are equal up to near-ties"
     return name, None
