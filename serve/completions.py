@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Sequence, Set
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 
 from fastapi import Request, Response
 
@@ -230,20 +231,24 @@ class CompletionRoutes:
                 choice.finish = "length"
             yield [(choice, "", []) for choice in choices]
             return
-
-        streams = [self._one_prompt(job, p) for p in range(len(job.draws))]
+        stopped: list[set[int]] = [set() for _ in job.draws]
+        streams = [self._one_prompt(job, p, stopped[p]) for p in range(len(job.draws))]
         async with aclosing(streams[0] if len(streams) == 1 else merged(streams)) as parts:
-            async for grown in parts:
-                yield grown
+            # choices grow here alone, and not in a prompt's stream, which `merged` lets run ahead of its reader
+            async for p, chunks in parts:
+                # what was drawn after a stop string, before the worker was told to stop, is left out
+                going = [chunk for chunk in chunks if choices[p * body.n + chunk.index].finish is None]
+                grown = await self._slices.map(partial(self._push, choices[p * body.n :]), going)
+                stopped[p].update(choice.index - p * body.n for choice, _, _ in grown if choice.stream.stopped)
+                self.metrics.count_tokens(sum(len(tokens) for _, _, tokens in grown))
+                if grown:
+                    yield grown
 
-    async def _one_prompt(self, job: Job, p: int) -> AsyncGenerator[list[Growth], None]:
-        n, stopped = job.request.n, set[int]()
-        choices = job.choices[p * n : (p + 1) * n]
+    def _push(self, choices: Sequence[Choice], chunk: Chunk) -> Growth:
+        choice = choices[chunk.index]
+        return choice, *choice.push(chunk)
 
-        def push(chunk: Chunk) -> Growth:
-            choice = choices[chunk.index]
-            return choice, *choice.push(chunk)
-
+    async def _one_prompt(self, job: Job, p: int, stopped: Set[int]) -> AsyncGenerator[tuple[int, list[Chunk]], None]:
         chunks = self.generator.generate(
             job.draws[p],
             live=job.request.stream or bool(job.request.stop) or any(choice.ends_early for choice in job.choices),
@@ -253,10 +258,4 @@ class CompletionRoutes:
         )
         async with aclosing(chunks):
             async for part in chunks:
-                # what was drawn after a stop string, before the worker was told to stop, is left out
-                going = [chunk for chunk in part if choices[chunk.index].finish is None]
-                grown = await self._slices.map(push, going)
-                stopped.update(i for i, choice in enumerate(choices) if choice.stream.stopped)
-                self.metrics.count_tokens(sum(len(tokens) for _, _, tokens in grown))
-                if grown:
-                    yield grown
+                yield p, part

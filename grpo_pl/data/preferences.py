@@ -38,7 +38,7 @@ def read_preferences(path: str | Path, *, skip: int = 0, may_be_cut_short: bool 
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"preferences: no such file: {file}")
-    return list(parsed_lines(file, _preference, may_be_cut_short=may_be_cut_short))[skip:]
+    return list(parsed_lines(file, _preference, skip=skip, may_be_cut_short=may_be_cut_short))
 
 
 def _preference(row: Row) -> Preference:

@@ -8,6 +8,7 @@ import os
 from codecs import BOM_UTF8
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -52,13 +53,15 @@ def read_lines(file: Path, *, may_be_cut_short: bool = False) -> Generator[Line]
             offset += len(raw)
 
 
-def parsed_lines(file: Path, parse: Callable[[Row], T], *, may_be_cut_short: bool = False) -> Generator[T]:
-    """What ``parse`` makes of each row.
+def parsed_lines(
+    file: Path, parse: Callable[[Row], T], *, skip: int = 0, may_be_cut_short: bool = False
+) -> Generator[T]:
+    """What ``parse`` makes of each row, but for those that are skipped at the beginning.
 
     Raises:
         ValueError: as `read_lines`, or what ``parse`` raises, with file and number.
     """
-    for line in read_lines(file, may_be_cut_short=may_be_cut_short):
+    for line in islice(read_lines(file, may_be_cut_short=may_be_cut_short), skip, None):
         try:
             yield parse(line.row)
         except ValueError as error:

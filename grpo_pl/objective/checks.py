@@ -71,7 +71,7 @@ def _check_ranges(a: Objective) -> None:
     for told, (holds, names) in _RANGES.items():
         for name in names:
             value = getattr(a, name)
-            if value is not None and not holds(value):
+            if not (value is None and "null" in told) and not holds(value):
                 raise ValueError(f"{name} {told}, got {value}.")
     step, first, most = a.entropy_coef_step, a.entropy_coef, a.entropy_coef_max
     if a.entropy_target is not None and not (0 < step <= most and first <= most):

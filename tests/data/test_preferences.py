@@ -19,6 +19,7 @@ def test_a_file_holds_texts_or_messages(jsonl: Callable[..., str]) -> None:
     file = jsonl([GOOD, chat])
     assert read_preferences(file) == [Preference("1+1=", "2", "3"), Preference("Hi", "Hello!", "What?")]
     assert read_preferences(file, skip=1) == [Preference("Hi", "Hello!", "What?")]
+    assert len(read_preferences(jsonl([{}, GOOD]), skip=1)) == 1  # what is left out is not checked
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,6 @@ class Doctor(StepCallback):
 
     drift_every = 3
     """Every so many rollouts, log-probabilities are computed once more: below 1 % of the time of a step on average."""
-    found: ProblemStatistics | None = None
-    """Of the problems; None: of those that the rollouts asked."""
     known: AnswerStatistics | None = None
     """None: a run calls its rewards for its completions alone."""
 
@@ -99,11 +97,15 @@ class Doctor(StepCallback):
         data = _data(trainer)
         return RunStatistics(
             settings=run_settings(module, rollouts=data.steps, prompts_per_step=data.prompt_count),
-            problems=self.found or self._seen.statistics(data),
+            problems=self.problems(data),
             answers=self.known,
             rollouts=self.measured,
             held_out=held_out_share(module, data) if len(self.measured) <= MIN_ROLLOUTS else None,  # it learns
         )
+
+    def problems(self, data: RolloutDataModule) -> ProblemStatistics | None:
+        """Statistics of the problems that the rollouts asked."""
+        return self._seen.statistics(data)
 
     def say(self, finding: Finding) -> None:
         print_line(str(finding))

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
+from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.tools.doctor.answers import end_chance, scored_again
 from grpo_pl.tools.doctor.callback import Doctor
 from grpo_pl.tools.doctor.precision import bfloat16_gain
 from grpo_pl.tools.doctor.rollouts import RolloutMeter
-from grpo_pl.tools.doctor.run_statistics import Finding, RunStatistics
+from grpo_pl.tools.doctor.run_statistics import Finding, ProblemStatistics, RunStatistics
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import CUT_OFF
@@ -64,6 +65,7 @@ class Probe(Doctor):
     def __init__(self, rollouts: int, seconds: float) -> None:
         super().__init__(rollouts)
         self.seconds = seconds
+        self.found: ProblemStatistics | None = None
         self.result: RunStatistics | None = None
         self.shown: list[ShownPrompt] = []
         self.timed_out = False
@@ -100,6 +102,9 @@ class Probe(Doctor):
         assert isinstance(pl_module, GRPOModule)
         self.result = self.statistics(trainer, pl_module)
         trainer.should_stop = trainer.should_stop or self.should_stop()
+
+    def problems(self, data: RolloutDataModule) -> ProblemStatistics | None:
+        return self.found
 
     def say(self, finding: Finding) -> None:
         """Nothing: all findings are printed together."""
