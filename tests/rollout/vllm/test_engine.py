@@ -170,14 +170,14 @@ def _assert_greedy_follows_pushes(engine: Any, model: PreTrainedModel, reference
 
 def test_every_push_arrives_whole(tied: Any) -> None:
     model, engine = tied
-    _assert_greedy_follows_pushes(engine, model, make_keys, PlainEngine())
+    _assert_greedy_follows_pushes(engine, model, PlainEngine())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "phi3", "mixtral"])
 def test_every_push_arrives_whole_in_other_families(build_policy: Any, make_vllm: Any, family: str) -> None:
     engine = make_vllm()
-    _assert_greedy_follows_pushes(engine, build_policy(family), make_keys, PlainEngine())
+    _assert_greedy_follows_pushes(engine, build_policy(family), PlainEngine())
     engine.close()
 
 
@@ -186,7 +186,7 @@ def test_adapters_are_merged_into_what_is_pushed(build_policy: Any, make_vllm: A
     model, engine = build_policy("llama"), make_vllm()
     add_adapters(model, Lora(rank=4), seed=0)
     _disturb(model)
-    _assert_greedy_follows_pushes(engine, model, make_keys, PlainEngine())
+    _assert_greedy_follows_pushes(engine, model, PlainEngine())
     engine.close()
 
 
