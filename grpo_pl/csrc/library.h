@@ -103,8 +103,8 @@ struct attention {
     const float *key, *value;                      /* (tokens, key_heads, head_size) */
     const float *cosines, *sines;                  /* (tokens, head_size), of which both halves are equal */
     float *out;                                    /* like query */
-    float *sums;                                   /* (tokens, query_heads), log of the sum of e^score */
-    const float *grad;                             /* of out; NULL computes out and sums, else these are read */
+    float *logsumexp;                              /* (tokens, query_heads), log of the sum of e^score */
+    const float *grad;                             /* of out; NULL computes out and logsumexp, else these are read */
     float *to_query, *to_key, *to_value;           /* gradients */
 };
 

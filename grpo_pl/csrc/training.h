@@ -29,8 +29,8 @@ static int32_t in_units(void (*work)(void *), const void *call, int64_t count, i
 
 /* ---- attention ------------------------------------------------------------------------------------------------------ */
 
-/* The tokens that one prompt and one of its completions have in one key head, from which the queries of a thread find
- * what they look for: `columns` rows of keys and values, both also with tokens from left to right. */
+/* The tokens that one prompt and one of its completions have in one key head, which the queries of a thread attend
+ * to: `columns` rows of keys and values, both also with tokens from left to right. */
 struct view {
     const struct attention *a;
     int head;
@@ -156,14 +156,15 @@ static void score_columns(struct view *v, size_t from, size_t columns, int queri
     }
 }
 
-static void find(struct view *v, int64_t token, int queries, size_t columns, size_t own)
+/* The output of some queries, and the log of the sum of e^score that their gradients need. */
+static void forward_block(struct view *v, int64_t token, int queries, size_t columns, size_t own)
 {
     const struct attention *a = v->a;
     float factors[queries];
     score_columns(v, 0, columns, queries, own);
     for (int q = 0; q < queries; q++) {
         float *weights = v->weights + q * v->scored, top, sum = weigh(weights, round_up(columns, LANES), &top);
-        a->sums[query_at(v, token, q)] = top + logf(sum);
+        a->logsumexp[query_at(v, token, q)] = top + logf(sum);
         factors[q] = 1.0f / sum;
     }
     along(v, v->values, (int)columns, v->weights, v->scored, 1, queries, v->found, 0);
@@ -173,17 +174,17 @@ static void find(struct view *v, int64_t token, int queries, size_t columns, siz
     }
 }
 
-/* With weights w, values v and what is found, o = sum w v: d w = w (do v' - do o), since weights add up to 1. */
-static void find_back(struct view *v, int64_t token, int queries, size_t columns, size_t own)
+/* o = sum w v with w = softmax(s): ds = w (do v' - delta), where delta = do o, as the weights add up to 1. */
+static void backward_block(struct view *v, int64_t token, int queries, size_t columns, size_t own)
 {
     const struct attention *a = v->a;
     int size = a->head_size, group = a->query_heads / a->key_heads;
-    float sums[queries], means[queries];
+    float logsumexp[queries], deltas[queries];
     for (int q = 0; q < queries; q++) {
         int64_t at = query_at(v, token, q);
         const float *out = a->out + at * size, *grad = memcpy(v->grads + q * v->row, a->grad + at * size, size * sizeof(float));
-        sums[q] = a->sums[at], means[q] = 0.0f;
-        for (int d = 0; d < size; d++) means[q] += grad[d] * out[d];
+        logsumexp[q] = a->logsumexp[at], deltas[q] = 0.0f;
+        for (int d = 0; d < size; d++) deltas[q] += grad[d] * out[d];
     }
     for (size_t from = 0; from < columns; from += COLUMNS) {
         size_t count = columns - from < COLUMNS ? columns - from : COLUMNS;
@@ -192,9 +193,9 @@ static void find_back(struct view *v, int64_t token, int queries, size_t columns
         for (int q = 0; q < queries; q++) {
             float *weights = v->weights + q * v->scored, *slopes = v->slopes + q * v->scored;
             for (size_t c = 0; c < count; c += LANES) {
-                vec weight = exponential(load(weights + c) - sums[q]);
+                vec weight = exponential(load(weights + c) - logsumexp[q]);
                 store(weights + c, weight);
-                store(slopes + c, weight * (load(slopes + c) - means[q]));
+                store(slopes + c, weight * (load(slopes + c) - deltas[q]));
             }
         }
         along(v, v->grads, queries, v->weights, 1, v->scored, (int)count, v->to_values + from * v->row, 1);
@@ -208,9 +209,9 @@ static void find_back(struct view *v, int64_t token, int queries, size_t columns
     }
 }
 
-/* What `count` tokens from packed token `first` on look for: in `before` rows of the view, and in the rows behind those,
- * which are their own, up to the token itself. */
-static void look_for(struct view *v, int64_t first, int64_t count, size_t before)
+/* Attention of `count` tokens from packed token `first` on, to `before` rows of the view and to the rows behind those, which
+ * are their own, up to the token itself. */
+static void attend_tokens(struct view *v, int64_t first, int64_t count, size_t before)
 {
     const struct attention *a = v->a;
     int group = a->query_heads / a->key_heads, most = queries_together(a) / group, size = a->head_size;
@@ -224,9 +225,9 @@ static void look_for(struct view *v, int64_t first, int64_t count, size_t before
         }
         size_t own = before + begin;
         if (a->grad == NULL)
-            find(v, token, queries, own + tokens, own);
+            forward_block(v, token, queries, own + tokens, own);
         else
-            find_back(v, token, queries, own + tokens, own);
+            backward_block(v, token, queries, own + tokens, own);
     }
 }
 
@@ -243,10 +244,10 @@ static void attend_units(void *given)
         int64_t p = unit / a->key_heads, read = a->prompt_lengths[p];
         v.head = (int)(unit % a->key_heads);
         read_tokens(&v, a->prompt_starts[p], read, 0);
-        look_for(&v, a->prompt_starts[p], read, 0);
+        attend_tokens(&v, a->prompt_starts[p], read, 0);
         for (int64_t s = a->first_sequence[p]; s < a->first_sequence[p + 1]; s++) {
             read_tokens(&v, a->starts[s], a->lengths[s], read);
-            look_for(&v, a->starts[s], a->lengths[s], read);
+            attend_tokens(&v, a->starts[s], a->lengths[s], read);
             if (a->grad != NULL) write_gradients(&v, a->starts[s], a->lengths[s], read);
         }
         if (a->grad != NULL) write_gradients(&v, a->prompt_starts[p], read, 0);

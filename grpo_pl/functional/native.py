@@ -50,7 +50,7 @@ class _Attention(Structure):
             (name, c_void_p)
             for name in ("run", "prompt_starts", "prompt_lengths", "first_sequence", "starts", "lengths")
         ),
-        *((name, c_void_p) for name in ("query", "key", "value", "cosines", "sines", "out", "sums")),
+        *((name, c_void_p) for name in ("query", "key", "value", "cosines", "sines", "out", "logsumexp")),
         *((name, c_void_p) for name in ("grad", "to_query", "to_key", "to_value")),
     )
 
@@ -151,10 +151,10 @@ class PackedAttention(torch.autograd.Function):
         _check_spans(spans, tokens)
         assert key.shape == value.shape == (tokens, key.shape[1], size) and heads % key.shape[1] == 0
         assert cosines.shape == sines.shape == (tokens, size) and size % 2 == 0
-        out, sums = torch.empty_like(states[0]), query.new_empty(tokens, heads)
-        ctx.save_for_backward(*states, out, sums)
+        out, logsumexp = torch.empty_like(states[0]), query.new_empty(tokens, heads)
+        ctx.save_for_backward(*states, out, logsumexp)
         ctx.kernels, ctx.spans, ctx.scale = _chosen(), spans, scale
-        _attend(ctx, (*states, out, sums), (None, None, None, None))
+        _attend(ctx, (*states, out, logsumexp), (None, None, None, None))
         return out
 
     @staticmethod
@@ -196,7 +196,7 @@ def _attend(ctx: Any, states: Sequence[Tensor], gradients: Sequence[Tensor | Non
         first_sequence=spans.first_sequence,
         starts=spans.starts,
         lengths=spans.lengths,
-        **dict(zip(("query", "key", "value", "cosines", "sines", "out", "sums"), states, strict=True)),
+        **dict(zip(("query", "key", "value", "cosines", "sines", "out", "logsumexp"), states, strict=True)),
         **dict(zip(("grad", "to_query", "to_key", "to_value"), gradients, strict=True)),
     )
 
