@@ -117,7 +117,7 @@ class DoctorCLI(GRPOCLI):
             return
         probe, module, data = self.probe, self.model, self.datamodule
         before = RunStatistics(
-            settings=run_settings(module, rollouts=data.steps, prompts_per_step=data.prompt_count),
+            settings=run_settings(module, data),
             problems=probe.found,
             answers=probe.known,
         )
@@ -154,8 +154,7 @@ class DoctorCLI(GRPOCLI):
             return
         if self._settings.json:
             report = {"findings": list(map(asdict, found)), "signs": None if statistics is None else asdict(statistics)}
-            report["shown"] = list(map(asdict, shown))
-            print(json.dumps({**report, "seconds": round(seconds, 1)}, indent=2))
+            print(json.dumps({**report, "shown": shown, "seconds": round(seconds, 1)}, indent=2))
         else:
             count = f"{len(found) or 'no'} finding{'s' * (len(found) != 1)}"
             looked = f"{len(rollouts)} rollouts with {sum(rollout.completions for rollout in rollouts)} completions"
@@ -168,6 +167,4 @@ class DoctorCLI(GRPOCLI):
 
 def refused_start(line: str) -> Finding:
     """The error of ``fit`` as a finding."""
-    return Finding(
-        code=REFUSED, name="refused", figure=0.0, sentence=f"fit does not start: {line}", field="what it says"
-    )
+    return Finding(REFUSED, "refused", 0.0, f"fit does not start: {line}", "what it says")

@@ -8,11 +8,20 @@ from typing import Any, cast
 
 from lightning.pytorch import LightningModule, Trainer
 from rich.console import Console
+from torch import Tensor
 
+from grpo_pl.callbacks.lightning_loops import data_of
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.tools.doctor.problems import SeenProblems
-from grpo_pl.tools.doctor.rollouts import RolloutMeter, run_settings
-from grpo_pl.tools.doctor.rules import findings, held_out_share
+from grpo_pl.tools.doctor.rollouts import (
+    held_out_share,
+    measure_rollout,
+    policy_change,
+    run_settings,
+    weight_change,
+    weight_sample,
+)
+from grpo_pl.tools.doctor.rules import findings
 from grpo_pl.tools.doctor.run_statistics import (
     MIN_ROLLOUTS,
     AnswerStatistics,
@@ -32,10 +41,12 @@ ROLLOUTS = 10
 
 class Doctor(StepCallback):
     """Measures the first rollouts and prints each finding once, with its code (``docs/doctor.md``). It changes no
-    sample and no weight; a resumed run goes on measuring and repeats nothing."""
+    sample and no weight, draws no random number and exchanges nothing between processes but the forward pass that every
+    one of them makes; a resumed run goes on measuring and repeats nothing."""
 
-    drift_every = 3
-    """Every so many rollouts, log-probabilities are computed once more: below 1 % of the time of a step on average."""
+    drift_every, most_rows, rows_share = 3, 8, 1 / 128
+    """Every so many rollouts the log-probabilities of a share of the completions, of at least one and at most so many,
+    are computed once more: below 1 % of the time of a step on average."""
     known: AnswerStatistics | None = None
     """None: a run calls its rewards for its completions alone."""
 
@@ -43,7 +54,7 @@ class Doctor(StepCallback):
         self.rollouts = rollouts
         self.measured: list[RolloutStatistics] = []
         self._said: list[str] = []
-        self._meter: RolloutMeter | None = None
+        self._weights: list[Tensor] | None = None  # a sample, from before the updates of a rollout that is measured
         self._seen = SeenProblems()
 
     def state_dict(self) -> dict[str, Any]:
@@ -57,28 +68,31 @@ class Doctor(StepCallback):
         ]
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._meter = None
-        if len(self.measured) < self.rollouts:
-            self._meter = self.new_meter(cast(GRPOModule, pl_module))
-            self._meter.begin()
+        measures = len(self.measured) < self.rollouts
+        self._weights = weight_sample(cast(GRPOModule, pl_module).require_policy()) if measures else None
 
     def step_metrics(self, trainer: Trainer, pl_module: LightningModule, experience: Experience) -> Mapping[str, float]:
-        if self._meter is None:
+        if self._weights is None:
             return {}
-        module, data = cast(GRPOModule, pl_module), _data(trainer)
-        step = experience.samples.step
-        rate = module.optimization.lr_at(step, data.steps) / module.optimization.peak
-        drift = len(self.measured) % self.drift_every == 0
-        self.measured.append(self._meter.end(experience, rate=rate or 1.0, drift=drift))
+        module = cast(GRPOModule, pl_module)
+        due = len(self.measured) % self.drift_every == 0
+        rate = module.optimization.lr_at(experience.samples.step, data_of(trainer).steps) / module.optimization.peak
+        measured = replace(
+            measure_rollout(experience, module.rewards),
+            rate=rate or 1.0,
+            **weight_change(self._weights, weight_sample(module.require_policy())),
+            **(policy_change(module, experience, most=self.most_rows, share=self.rows_share) if due else {}),
+        )
+        self.measured.append(measured)
         self._seen.add(experience.samples.prompts)
         return {}
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._meter is None:
+        if self._weights is None:
             return
-        self._meter = None
+        self._weights = None
         logged = trainer.callback_metrics
         clipped = logged.get("clip_ratio/region_mean") if self.measured[-1].mixed else None
         self.measured[-1] = replace(
@@ -94,9 +108,9 @@ class Doctor(StepCallback):
 
     def statistics(self, trainer: Trainer, module: GRPOModule) -> RunStatistics:
         """All that has been measured so far."""
-        data = _data(trainer)
+        data = data_of(trainer)
         return RunStatistics(
-            settings=run_settings(module, rollouts=data.steps, prompts_per_step=data.prompt_count),
+            settings=run_settings(module, data),
             problems=self.problems(data),
             answers=self.known,
             rollouts=self.measured,
@@ -110,14 +124,7 @@ class Doctor(StepCallback):
     def say(self, finding: Finding) -> None:
         print_line(str(finding))
 
-    def new_meter(self, module: GRPOModule) -> RolloutMeter:
-        return RolloutMeter(module)
-
 
 def print_line(line: str) -> None:
     """One line on the terminal, with the page that explains it."""
     Console(stderr=True).print(f"{line} (docs/doctor.md)", highlight=False, soft_wrap=True, markup=False)
-
-
-def _data(trainer: Trainer) -> RolloutDataModule:
-    return cast(RolloutDataModule, trainer.datamodule)  # type: ignore[attr-defined]

@@ -8,12 +8,12 @@ from typing import Any, cast
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
-from grpo_pl.callbacks.lightning_loops import completed_rollouts
+from grpo_pl.callbacks.lightning_loops import completed_rollouts, data_of
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.functional.estimates import paired_difference
 from grpo_pl.tools.doctor.callback import print_line
-from grpo_pl.tools.doctor.rollouts import measure_rollout, run_settings
-from grpo_pl.tools.doctor.rules import findings, held_out_share, memorised
+from grpo_pl.tools.doctor.rollouts import held_out_share, measure_rollout, run_settings
+from grpo_pl.tools.doctor.rules import Rule, findings, memorised
 from grpo_pl.tools.doctor.run_statistics import Finding, RolloutStatistics, RunStatistics
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.hooks import StepCallback
@@ -26,6 +26,7 @@ LOOKED_AT = 5
 SOLVED = 0.95
 FEWEST = 10
 """Held-out problems below which the line gives no verdict."""
+MEMORISED = Rule("D02", "memorised", "", memorised)
 
 
 class MidCourse(StepCallback):
@@ -52,8 +53,7 @@ class MidCourse(StepCallback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking or not trainer.is_global_zero:
             return
-        module = cast(GRPOModule, pl_module)
-        data = cast(RolloutDataModule, trainer.datamodule)  # type: ignore[attr-defined]
+        module, data = cast(GRPOModule, pl_module), data_of(trainer)
         now = {  # of whole sets: the sources of a mixed one are in it
             f"{name}/{problem}": share
             for name in data.held_out()
@@ -68,12 +68,11 @@ class MidCourse(StepCallback):
             seen = self._statistics(module, data)
             reasons = findings(seen) if self._recent else None  # none has been seen since a resume
             print_line(f"After {done} of {rollouts} rollouts: {course(self._first, now, reasons)}")
-        elif done >= rollouts and (seen := self._statistics(module, data)).enough and (found := memorised(seen)):
-            print_line(str(Finding(code="D02", name="memorised", figure=found[0], sentence=found[1], field=found[2])))
+        elif done >= rollouts and (found := MEMORISED(self._statistics(module, data))):
+            print_line(str(found))
 
     def _statistics(self, module: GRPOModule, data: RolloutDataModule) -> RunStatistics:
-        groups = self._recent[-1].groups if self._recent else 1
-        settings = run_settings(module, rollouts=data.steps, prompts_per_step=groups)
+        settings = run_settings(module, data)
         return RunStatistics(settings=settings, rollouts=self._recent, held_out=held_out_share(module, data))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
@@ -13,7 +13,6 @@ from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.tools.doctor.answers import end_chance, scored_again
 from grpo_pl.tools.doctor.callback import Doctor
 from grpo_pl.tools.doctor.precision import bfloat16_gain
-from grpo_pl.tools.doctor.rollouts import RolloutMeter
 from grpo_pl.tools.doctor.run_statistics import Finding, ProblemStatistics, RunStatistics
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.module import GRPOModule
@@ -24,29 +23,9 @@ if TYPE_CHECKING:
 
 SHOWN = 3
 """Prompts, and answers to each."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShownAnswer:
-    """A completion and what became of it."""
-
-    text: str
-    """As rewards see it."""
-    reward: float | None
-    status: str
-    """Of the correctness reward."""
-    cut: bool
-    """A limit ended it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShownPrompt:
-    """A prompt with its first completions."""
-
-    prompt: str
-    """All of its tokens, special ones too."""
-    gold: str
-    answers: Sequence[ShownAnswer]
+Shown = Mapping[str, Any]
+"""``prompt``, with special tokens, its ``gold`` answer, and its first ``answers``: ``text`` as rewards see it,
+``reward``, ``status`` of the correctness reward, and ``cut`` where a limit ended it."""
 
 
 class ProbeTrainer(Trainer):
@@ -60,14 +39,14 @@ class ProbeTrainer(Trainer):
 class Probe(Doctor):
     """The doctor of a probe: it has looked at problems and answers before, ends in time, and says nothing itself."""
 
-    drift_every = 1
+    drift_every, most_rows, rows_share = 1, 32, 1.0
 
     def __init__(self, rollouts: int, seconds: float) -> None:
         super().__init__(rollouts)
         self.seconds = seconds
         self.found: ProblemStatistics | None = None
         self.result: RunStatistics | None = None
-        self.shown: list[ShownPrompt] = []
+        self.shown: list[Shown] = []
         self.timed_out = False
         self._began: float | None = None
 
@@ -109,11 +88,8 @@ class Probe(Doctor):
     def say(self, finding: Finding) -> None:
         """Nothing: all findings are printed together."""
 
-    def new_meter(self, module: GRPOModule) -> RolloutMeter:
-        return RolloutMeter(module, most_rows=32, share=1.0)
 
-
-def shown_prompts(experience: Experience, tokenizer: PreTrainedTokenizerBase) -> list[ShownPrompt]:
+def shown_prompts(experience: Experience, tokenizer: PreTrainedTokenizerBase) -> list[Shown]:
     """The first prompts of a rollout, with the first answers to each."""
     samples, rollout, scored = experience.samples, experience.rollout, experience.scored
     judged, totals = scored.judged(), scored.totals()
@@ -122,28 +98,28 @@ def shown_prompts(experience: Experience, tokenizer: PreTrainedTokenizerBase) ->
         first = index * rollout.group_size
         ids = rollout.prompt_ids[first][rollout.prompt_mask[first]].tolist()
         answers = [
-            ShownAnswer(
-                text=samples.completions[row],
-                reward=totals[row],
-                status=judged[row].status,
-                cut=rollout.finish_reasons[row] in CUT_OFF,
-            )
+            {
+                "text": samples.completions[row],
+                "reward": totals[row],
+                "status": judged[row].status,
+                "cut": rollout.finish_reasons[row] in CUT_OFF,
+            }
             for row in range(first, first + min(SHOWN, rollout.group_size))
         ]
         prompt = str(tokenizer.decode(ids, skip_special_tokens=False))
-        shown.append(ShownPrompt(prompt=prompt, gold=problem.answer, answers=answers))
+        shown.append({"prompt": prompt, "gold": problem.answer, "answers": answers})
     return shown
 
 
-def lines_of(shown: Sequence[ShownPrompt]) -> Iterator[str]:
+def lines_of(shown: Sequence[Shown]) -> Iterator[str]:
     """For a terminal: texts begin with a bar, so that their own lines and spaces can be seen."""
     for number, one in enumerate(shown, 1):
-        yield f"prompt {number} of {len(shown)}, gold answer {one.gold!r}:"
-        yield from _barred(one.prompt)
-        for which, answer in enumerate(one.answers, 1):
-            reward = "no reward" if answer.reward is None else f"reward {answer.reward:.3g}"
-            yield f"answer {which}, {reward}, {answer.status}{', cut off' if answer.cut else ''}:"
-            yield from _barred(answer.text)
+        yield f"prompt {number} of {len(shown)}, gold answer {one['gold']!r}:"
+        yield from _barred(one["prompt"])
+        for which, answer in enumerate(one["answers"], 1):
+            reward = "no reward" if answer["reward"] is None else f"reward {answer['reward']:.3g}"
+            yield f"answer {which}, {reward}, {answer['status']}{', cut off' if answer['cut'] else ''}:"
+            yield from _barred(answer["text"])
 
 
 def _barred(text: str) -> Iterator[str]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from grpo_pl.data.datamodule import RolloutDataModule
+from grpo_pl.data.sources import PromptSource
+from grpo_pl.functional.estimates import Estimate
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.rewards.base import Reward, Score, correctness_index
 from grpo_pl.rewards.environment import EnvironmentReward
@@ -23,22 +25,21 @@ from grpo_pl.training.microbatches import rollout_rows
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import CUT_OFF
 
-MOST_ROWS = 8
-ROWS_SHARE = 1 / 128
-"""Completions whose log-probabilities are computed once more after the updates: this share of a rollout, at least one
-and at most so many. A forward pass of them is far below 1 % of a rollout with its updates."""
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 MOST_WEIGHTS = 1 << 16
 """Weights that are looked at before and after the updates."""
 
 
-def run_settings(module: GRPOModule, *, rollouts: int, prompts_per_step: int) -> RunSettings:
+def run_settings(module: GRPOModule, data: RolloutDataModule) -> RunSettings:
     """The fields of a configuration that the rules read."""
     algorithm, policy = module.algorithm, module.policy
     trained = [] if policy is None else [p for p in policy.parameters() if p.requires_grad]
     return RunSettings(
         group_size=algorithm.group_size,
-        prompts_per_update=prompts_per_step / algorithm.num_minibatches,
-        rollouts=rollouts,
+        prompts_per_update=data.prompt_count / algorithm.num_minibatches,
+        rollouts=data.steps,
         temperature=module.sampling.temperature,
         length=module.sampling.max_completion_length,
         plays=module.environment is not None,
@@ -48,74 +49,67 @@ def run_settings(module: GRPOModule, *, rollouts: int, prompts_per_step: int) ->
     )
 
 
-class RolloutMeter:
-    """Measures a rollout, called before and after it; draws no random number and exchanges nothing with other processes
-    but the forward pass that every one of them makes."""
+def held_out_share(module: GRPOModule, data: RolloutDataModule) -> Estimate | None:
+    """pass@1 of the source's own held-out problems; None where training asks others than these: a file of its own, kept
+    or chosen problems, groups that are drawn until they differ."""
+    source, found = data.source, module.held_out.get("val/pass@1")
+    chosen = module.algorithm.dynamic_sampling or type(source).observe is not PromptSource.observe
+    leaves = source.leaves().values()
+    other = any(getattr(leaf, "kept", None) or getattr(leaf, "val_path", None) for leaf in leaves)
+    return None if found is None or chosen or other else found.estimate()
 
-    def __init__(self, module: GRPOModule, *, most_rows: int = MOST_ROWS, share: float = ROWS_SHARE) -> None:
-        self.module, self.most_rows, self.share = module, most_rows, share
-        self._before: list[Tensor] = []
 
-    def begin(self) -> None:
-        """Keeps a sample of the weights."""
-        self._before = self._weights()
+def weight_sample(policy: PreTrainedModel) -> list[Tensor]:
+    """Equally many evenly spaced elements of each trained matrix that is no embedding, of this process's part."""
+    layers = (policy.get_input_embeddings(), policy.get_output_embeddings())
+    embeddings = {id(getattr(layer, "weight", None)) for layer in layers}
+    matrices = [p for p in policy.parameters() if p.requires_grad and p.dim() == 2 and id(p) not in embeddings]
+    found = []
+    for matrix in matrices:
+        local = matrix.detach()
+        local = local.to_local() if hasattr(local, "to_local") else local
+        if local.numel() and local.is_contiguous():
+            stride = max(1, local.numel() * len(matrices) // MOST_WEIGHTS)
+            found.append(local.view(-1)[::stride].clone())
+    return found
 
-    @torch.no_grad()
-    def end(self, experience: Experience, *, rate: float, drift: bool = True) -> RolloutStatistics:
-        """The statistics of a rollout, after its updates.
 
-        Args:
-            rate: its learning rate as a share of the peak.
-            drift: compute log-probabilities once more, which is what costs most.
-        """
-        before, after = self._before, self._weights()
-        self._before = []
-        moved = [(b != a).double().mean().item() for b, a in zip(before, after, strict=True)]
-        change = sum((a.double() - b.double()).square().sum().item() for b, a in zip(before, after, strict=True))
-        size = sum(b.double().square().sum().item() for b in before)
-        logprob_change, kl, entropy = self._drift(experience) if drift else (None, None, None)
-        return replace(
-            measure_rollout(experience, self.module.rewards),
-            rate=rate,
-            moved=sum(moved) / len(moved) if moved else None,
-            weight_change=math.sqrt(change / size) if size else None,
-            logprob_change=logprob_change,
-            kl=kl,
-            entropy=entropy,
-        )
+def weight_change(before: Sequence[Tensor], after: Sequence[Tensor]) -> dict[str, Any]:
+    """``moved`` and ``weight_change`` of `RolloutStatistics`, from a sample of the weights."""
+    moved = [(b != a).double().mean().item() for b, a in zip(before, after, strict=True)]
+    change = sum((a.double() - b.double()).square().sum().item() for b, a in zip(before, after, strict=True))
+    size = sum(b.double().square().sum().item() for b in before)
+    return {
+        "moved": sum(moved) / len(moved) if moved else None,
+        "weight_change": math.sqrt(change / size) if size else None,
+    }
 
-    def _weights(self) -> list[Tensor]:
-        """Equally many evenly spaced elements of each trained matrix that is no embedding, of this process's part."""
-        policy = self.module.require_policy()
-        layers: Any = (policy.get_input_embeddings(), policy.get_output_embeddings())  # type: ignore[operator]
-        embeddings = {id(getattr(layer, "weight", None)) for layer in layers}
-        matrices = [p for p in policy.parameters() if p.requires_grad and p.dim() == 2 and id(p) not in embeddings]
-        found = []
-        for matrix in matrices:
-            local = matrix.detach()
-            local = local.to_local() if hasattr(local, "to_local") else local
-            if local.numel() and local.is_contiguous():
-                stride = max(1, local.numel() * len(matrices) // MOST_WEIGHTS)
-                found.append(local.view(-1)[::stride].clone())
-        return found
 
-    def _drift(self, experience: Experience) -> tuple[float | None, float | None, float | None]:
-        """The change of a few completions by the updates: mean |Δ log π|, KL, and the entropy that is left."""
-        rollout = experience.rollout
-        count = len(rollout.finish_reasons)
-        most = min(self.most_rows, max(1, int(count * self.share)))
-        rows = torch.arange(0, count, max(1, count // most), device=rollout.completion_ids.device)[:most]
-        part = rollout_rows(rollout, rows)
-        temperature = self.module.sampling.temperature
-        policy = self.module.require_policy()
-        now, entropy = completion_logprobs(policy, **part, temperature=temperature, with_entropy=True)
-        mask = part["action_mask"]
-        old = rollout.sampling_logprobs if experience.old_logprobs is None else experience.old_logprobs
-        delta = (now.double() - old[rows][:, : mask.shape[1]].double())[mask]
-        if not len(delta) or entropy is None:
-            return None, None, None
-        kl = (delta.exp() - 1.0 - delta).mean().item()
-        return delta.abs().mean().item(), kl, entropy[mask].double().mean().item()
+@torch.no_grad()
+def policy_change(module: GRPOModule, experience: Experience, *, most: int, share: float) -> dict[str, Any]:
+    """``logprob_change``, ``kl`` and ``entropy`` of `RolloutStatistics`, after the updates of a rollout.
+
+    Args:
+        most: completions whose log-probabilities are computed once more, at least one.
+        share: of the rollout's completions, if those are fewer.
+    """
+    rollout = experience.rollout
+    count = len(rollout.finish_reasons)
+    most = min(most, max(1, int(count * share)))
+    rows = torch.arange(0, count, max(1, count // most), device=rollout.completion_ids.device)[:most]
+    part = rollout_rows(rollout, rows)
+    temperature, policy = module.sampling.temperature, module.require_policy()
+    now, entropy = completion_logprobs(policy, **part, temperature=temperature, with_entropy=True)
+    mask = part["action_mask"]
+    old = rollout.sampling_logprobs if experience.old_logprobs is None else experience.old_logprobs
+    delta = (now.double() - old[rows][:, : mask.shape[1]].double())[mask]
+    if not len(delta) or entropy is None:
+        return {}
+    return {
+        "logprob_change": delta.abs().mean().item(),
+        "kl": (delta.exp() - 1.0 - delta).mean().item(),
+        "entropy": entropy[mask].double().mean().item(),
+    }
 
 
 def measure_rollout(experience: Experience, rewards: Sequence[Reward]) -> RolloutStatistics:

@@ -11,9 +11,6 @@ from grpo_pl.functional.estimates import Estimate
 
 MIN_GROUPS, MIN_ROLLOUTS = 12, 3
 """Fewer say nothing about shares."""
-MOSTLY = 0.95
-FEW_MIXED = 0.1
-"""Rewards count as equal where this share of the groups, or less, has completions of different rewards."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +205,7 @@ class RunStatistics:
         ]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """A state that will hinder learning."""
 

@@ -242,5 +242,5 @@ def test_every_code_is_in_the_table_of_the_page() -> None:
     rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| D")]
     assert [(code.strip(), name.strip()) for code, name in rows] == [
         ("D00", "refused"),
-        *((code, name) for code, (name, _) in RULES.items()),
+        *((rule.code, rule.name) for rule in RULES),
     ]
