@@ -7,7 +7,6 @@ import html
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from grpo_pl.files.rows import Row, line_name, read_lines, read_object
 from grpo_pl.files.runs import RunFolder, flat_settings, read_settings
 from grpo_pl.files.writing import staged
 from grpo_pl.report.charts import charts, compared_held_out, comparison_charts, held_out_charts, short
-from grpo_pl.report.problems import before_and_after, length_chart, problem_charts, side_by_side
+from grpo_pl.report.problems import before_and_after, length_charts, problem_charts, side_by_side
 
 STYLE, SCRIPT = "theme.css", ("charts.js", "completions.js")
 """Parts of every page; each adds its own."""
@@ -82,8 +81,6 @@ def build_page(run: RunFolder) -> str:
     samples = read_if_there(run.completions, IN_COMPLETIONS)
     if "val/reward" in columns:  # no reward says what is right, and nobody was asked
         samples = [{key: value for key, value in row.items() if key != "correct"} for row in samples]
-    training = [asdict(chart) for chart in charts(columns)]
-    lengths = length_chart(samples)
     data = {
         "name": run.path.resolve().name,
         "runs": 1,
@@ -91,10 +88,10 @@ def build_page(run: RunFolder) -> str:
         "tiles": tiles(columns, validations),
         "facts": [["fact", "value"], *facts(run)],
         "held_out": {
-            "charts": [*map(asdict, held_out_charts(columns, validations)), *problem_charts(validations)],
+            "charts": [*held_out_charts(columns, validations), *problem_charts(validations)],
             "answers": before_and_after(validations),
         },
-        "charts": training if lengths is None else [*training, lengths],
+        "charts": [*charts(columns), *length_charts(samples)],
         "samples": rollouts(thinned(samples)),
         "differences": [[]],
         "config": run.config.read_text(encoding="utf-8", errors="replace") if run.config.is_file() else "",
@@ -121,10 +118,10 @@ def comparison_data(runs: Mapping[str, RunFolder]) -> dict[str, Any]:
         "tiles": last,
         "facts": [["", *runs], *([key, *(each.get(key, "–") for each in known.values())] for key in keys)],
         "held_out": {
-            "charts": list(map(asdict, compared_held_out(columns, validations))),
+            "charts": compared_held_out(columns, validations),
             "answers": side_by_side(validations),
         },
-        "charts": list(map(asdict, comparison_charts(columns))),
+        "charts": comparison_charts(columns),
         "samples": [],
         "differences": _differences(runs),
         "config": "",

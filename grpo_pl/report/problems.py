@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo_pl.files.rows import Row
@@ -126,30 +126,29 @@ def _shown(one: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "rewards": {name: {key: one[key] for key in ("value", "status", "detail")}}}
 
 
-def length_chart(rows: Iterable[Row]) -> dict[str, Any] | None:
-    """Bars: lengths of right and wrong completions in the last quarter of the rollouts that were kept; None without
+def length_charts(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Bars: lengths of right and wrong completions in the last quarter of the rollouts that were kept; nothing without
     any. The page counts them, with what it counts other values with."""
-    rows = list(rows)
+    if not rows:
+        return []
     steps = sorted({row["step"] for row in rows})
-    late = set(steps[-max(1, len(steps) // 4) :])
-    lengths: dict[bool | None, list[int]] = {True: [], False: [], None: []}
-    for row in rows:
-        if row["step"] in late:
-            lengths[row.get("correct")].append(row["tokens"])
+    late = steps[-max(1, len(steps) // 4) :]
     judged = any("correct" in row for row in rows)
-    neither = ("not judged" if judged else "all", "none")
-    groups = [
-        {"label": label, "color": color, "values": lengths[verdict]}
-        for verdict, label, color in ((True, "right", "good"), (False, "wrong", "bad"), (None, *neither))
-        if lengths[verdict]
+    groups = []
+    for verdict, label, color in (
+        (True, "right", "good"),
+        (False, "wrong", "bad"),
+        (None, "not judged" if judged else "all", "none"),
+    ):
+        values = [row["tokens"] for row in rows if row["step"] >= late[0] and row.get("correct") is verdict]
+        groups += [{"label": label, "color": color, "values": values}] if values else []
+    return [
+        {
+            "kind": "bars",
+            "title": "Lengths of right and wrong" if judged else "Lengths of completions",
+            "note": f"completions kept of rollouts {late[0] + 1} to {late[-1] + 1}",
+            "unit": "completions",
+            "x": "tokens",
+            "groups": groups,
+        }
     ]
-    if not groups:
-        return None
-    return {
-        "kind": "bars",
-        "title": "Lengths of right and wrong" if judged else "Lengths of completions",
-        "note": f"completions kept of rollouts {min(late) + 1} to {max(late) + 1}",
-        "unit": "completions",
-        "x": "tokens",
-        "groups": groups,
-    }

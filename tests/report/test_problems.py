@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from grpo_pl.report.problems import before_and_after, length_chart, problem_charts, side_by_side
+from grpo_pl.report.problems import before_and_after, length_charts, problem_charts, side_by_side
 
 
 def _answer(text: str, correct: bool | None) -> dict[str, Any]:
@@ -78,8 +78,7 @@ def test_runs_stand_side_by_side_also_where_one_has_none() -> None:
 
 def test_lengths_are_those_of_the_last_quarter_of_the_rollouts() -> None:
     rows = [{"step": step, "tokens": step, "correct": [True, False, None][step % 3]} for step in range(8)]
-    chart = length_chart(rows)
-    assert chart is not None
+    (chart,) = length_charts(rows)
     assert [(group["label"], group["values"]) for group in chart["groups"]] == [("right", [6]), ("wrong", [7])]
     assert chart["note"] == "completions kept of rollouts 7 to 8"
-    assert length_chart([]) is None
+    assert length_charts([]) == []
