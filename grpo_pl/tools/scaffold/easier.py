@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from grpo_pl.data.tasks.worked import worked
@@ -44,10 +42,12 @@ def easier_settings(task: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     ladders: list[list[dict[str, Any]]] = []
     for name, ladder in _ladders(defaults):
-        before = _Sample(task, found)
+        most = math.inf if name.startswith("max_") else 0.95 * _characters(_entries(task, found))
         for rung, narrow in enumerate(ladder):
-            sample = _Sample(task, {**found, **narrow})
-            if sample.has_enough and (name.startswith("max_") or sample.characters < 0.95 * before.characters):
+            entries = _entries(task, {**found, **narrow})
+            # problems with the same steps count as one, such as one problem in two wordings
+            different = {worked(task, entry["metadata"]) or entry["question"] for entry in entries}
+            if _characters(entries) < most and len(different) >= DIFFERENT * DRAWN:
                 found |= narrow
                 ladders.append(ladder[rung + 1 :])
                 break
@@ -57,6 +57,21 @@ def easier_settings(task: str) -> dict[str, Any]:
                 break
             found |= wider
     return {name: value for name, value in found.items() if value != defaults[name]}
+
+
+def _entries(task: str, settings: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Problems of a task with these settings; none where the task refuses them."""
+    import reasoning_gym
+
+    try:
+        return list(reasoning_gym.create_dataset(task, size=DRAWN, seed=0, **settings))
+    except Exception:  # whatever a task raises, its ranges stay as they are
+        return []
+
+
+def _characters(entries: Sequence[Mapping[str, Any]]) -> int:
+    """Of all questions and answers."""
+    return sum(len(entry["question"]) + len(str(entry["answer"])) for entry in entries)
 
 
 def _ladders(defaults: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
@@ -88,37 +103,9 @@ def narrowed(low: Any, high: Any) -> list[tuple[Any, Any]]:
     return [(low, type(high)(end)) for end in range(int(low + (high - low) // SHARE), math.ceil(high))]
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """Problems of a task with these settings; none where the task refuses them."""
-
-    task: str
-    settings: Mapping[str, Any]
-
-    @cached_property
-    def entries(self) -> Sequence[Mapping[str, Any]]:
-        import reasoning_gym
-
-        try:
-            return list(reasoning_gym.create_dataset(self.task, size=DRAWN, seed=0, **self.settings))
-        except Exception:  # whatever a task raises, its ranges stay as they are
-            return []
-
-    @property
-    def has_enough(self) -> bool:
-        """Problems with the same steps count as one, such as one problem in two wordings."""
-        different = {worked(self.task, entry["metadata"]) or entry["question"] for entry in self.entries}
-        return len(different) >= DIFFERENT * DRAWN
-
-    @property
-    def characters(self) -> int:
-        """Of all questions and answers."""
-        return sum(len(entry["question"]) + len(str(entry["answer"])) for entry in self.entries)
-
-
 def is_learnable(task: str, settings: Mapping[str, Any]) -> bool:
     """True if the steps of the worked solutions recur and the rows are short; false where no steps are known."""
-    entries = _Sample(task, settings).entries
+    entries = _entries(task, settings)
     works = [worked(task, entry["metadata"]) for entry in entries]
     known = {line for work in works[: DRAWN * 3 // 4] for line in work.splitlines()}
     new = [line for work in works[DRAWN * 3 // 4 :] for line in work.splitlines()]

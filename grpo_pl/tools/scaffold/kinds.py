@@ -41,17 +41,6 @@ TENTHS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Played:
-    """Lengths of the episodes of an environment."""
-
-    turns: int
-    completion: int
-    """Tokens of an action, its end included."""
-    context: int
-    """Tokens of an episode."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Draft:
     """A task before its source was looked at."""
 
@@ -68,32 +57,30 @@ class Draft:
     file_name: str = ""
     notes: Sequence[str] = ()
     """Guesses, as lines to print."""
-    played: Played | None = None
-    """Of an environment; None where problems are asked and answered."""
+    played: Mapping[str, int] = field(default_factory=dict)
+    """Of an environment: the most ``turns`` of an episode, tokens of an action with its end (``completion``) and of an
+    episode (``context``); nothing where problems are asked and answered."""
 
 
 def draft(
     origin: str | None, question: str | None = None, answer: str | None = None, *, small_policy: bool = True
 ) -> Draft:
     """The draft that ``--from`` names, for a small policy from nothing or for a pretrained one."""
-    named = origin or ""
-    kind, colon, rest = named.partition(":")
+    kind, colon, rest = (origin or "").partition(":")
+    if not colon and (Path(kind).suffix in FORMATS or Path(kind).is_file()):
+        return _table(Path(kind), "", question, answer, small_policy=small_policy)
     if colon and kind in ("csv", "jsonl"):
         return _table(Path(rest).expanduser(), kind, question, answer, small_policy=small_policy)
-    if not colon and (Path(named).suffix in FORMATS or Path(named).is_file()):
-        return _table(Path(named), "", question, answer, small_policy=small_policy)
     if question is not None or answer is not None:
         given = "--from is missing" if origin is None else f"--from is {origin}"
         raise ValueError(f"--question and --answer name columns of a file, and {given}: give csv:FILE or jsonl:FILE.")
     if origin is None:
         title = "The time on a clock some minutes later: an example to change into your own task."
         return Draft(kind="example", title=title)
-    if colon and rest and kind == "reasoning_gym":
-        return _reasoning_gym(rest)
-    if colon and rest and kind == "gymnasium":
-        return _gymnasium(rest)
+    if rest and kind in MADE:
+        return MADE[kind](rest)
     known = "csv:FILE, jsonl:FILE, reasoning_gym:TASK or gymnasium:ID"
-    if kind in ("csv", "jsonl", "reasoning_gym", "gymnasium"):
+    if kind in ("csv", "jsonl", *MADE):
         raise ValueError(f"--from {origin} does not say which: give {known}.")
     raise ValueError(f"--from must be {known}, got {origin!r}.")
 
@@ -161,25 +148,17 @@ def _of_numbers(questions: Sequence[str], answers: Sequence[str]) -> bool:
 def _work(worked: str | None, *, of_numbers: bool) -> dict[str, str]:
     """What demonstrations of a file show before the answer: its column of work, else every other time the numbers of
     the question, which a small policy reckons with better side by side."""
-    lines = []
-    named = "the answer"
     if worked is not None:
+        lines = ["work = super().demonstration(prompt, rng)"]
+        lines.append('thought = "" if work is None else f"<think>{work}</think>"')
         named = "the worked column, and the answer"
-        lines = [
-            "work = super().demonstration(prompt, rng)",
-            'thought = "" if work is None else f"<think>{work}</think>"',
-        ]
     elif of_numbers:
+        lines = [f'numbers = " ".join(re.findall(r"{NUMBER}", prompt.question))']
+        lines.append('thought = f"<think>{numbers}</think>" if numbers and rng.random() < 0.5 else ""')
         named = "the answer, every other time behind the numbers"
-        lines = [
-            f'numbers = " ".join(re.findall(r"{NUMBER}", prompt.question))',
-            'thought = f"<think>{numbers}</think>" if numbers and rng.random() < 0.5 else ""',
-        ]
-    return {
-        "work_named": named,
-        "work": "".join(f"        {line}\n" for line in lines),
-        "work_shown": "{thought}" if lines else "",
-    }
+    else:
+        return {"work_named": "the answer", "work": "", "work_shown": ""}
+    return {"work_named": named, "work": "".join(f"        {line}\n" for line in lines), "work_shown": "{thought}"}
 
 
 def _columns(file: str, columns: Sequence[str], question: str | None, answer: str | None) -> tuple[str, str]:
@@ -278,11 +257,11 @@ def _gymnasium(name: str) -> Draft:
             "edges": "".join(f"    {tuple(each)!r},\n" for each in edges),
         },
         notes=[f"an episode counts as right from a return of {max(returns):g}, the best of {EPISODES} random ones."],
-        played=Played(
-            turns=turns,
-            completion=action,
-            context=-(-((turns + 1) * (_width(observations, edges) + 2 + action) + 16) // 32) * 32,
-        ),
+        played={
+            "turns": turns,
+            "completion": action,
+            "context": -(-((turns + 1) * (_width(observations, edges) + 2 + action) + 16) // 32) * 32,
+        },
     )
 
 
@@ -332,3 +311,7 @@ def _width(observations: Sequence[Sequence[float]], edges: Sequence[Sequence[flo
         sum(1 if edge else len(str(number)) for edge, number in zip(edges, numbers, strict=True))
         for numbers in observations
     )
+
+
+MADE = {"reasoning_gym": _reasoning_gym, "gymnasium": _gymnasium}
+"""Kind of what is made without a file -> its draft."""

@@ -11,7 +11,6 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from string import Template
@@ -69,7 +68,7 @@ def write_task(drafted: Draft, folder: Path, policy: str | None, *, lora: bool |
         minutes: the run is made to take about so long on this machine, unless the policy is pretrained.
     """
     name = folder.name
-    if policy is not None and drafted.played is not None:
+    if policy is not None and drafted.played:
         raise ValueError(f"--policy: a task of kind {drafted.kind!r} is played by a small policy from nothing.")
     shown: dict[str, object] = {"name": name, "folder": folder.as_posix(), "title": drafted.title, **drafted.values}
     for note in drafted.notes:
@@ -138,10 +137,10 @@ def _small_policy(drafted: Draft, task: ModuleType, folder: Path, shown: Mapping
     makes."""
     demonstrated = asked = None
     given: dict[str, object]
-    if (played := drafted.played) is not None:
-        held_out, samples, given = PLAYED_HELD_OUT, 2 + 1, {**asdict(played), "held_out": PLAYED_HELD_OUT}
-        written, shape = played.turns * played.completion, shape_for(played.context)
-        demonstrations: Sequence[Demonstration] = [Demonstration("0", "0" * (played.context - 8))]
+    if played := drafted.played:
+        held_out, samples, given = PLAYED_HELD_OUT, 2 + 1, {**played, "held_out": PLAYED_HELD_OUT}
+        written, shape = played["turns"] * played["completion"], shape_for(played["context"])
+        demonstrations: Sequence[Demonstration] = [Demonstration("0", "0" * (played["context"] - 8))]
     else:
         source, found = _source(drafted, task, demonstrated_share=DEMONSTRATED)
         held_out, val_prompts = _of_held_out(found)
@@ -166,10 +165,9 @@ def _small_policy(drafted: Draft, task: ModuleType, folder: Path, shown: Mapping
             "init_args": _init_args([_SHARE, *_settings(drafted)]),
             "held_out": val_prompts,
         }
-    size = {"hidden": shape.hidden, "intermediate": shape.intermediate, "layers": shape.layers}
+    given = {**shown, **given, "hidden": shape.hidden, "intermediate": shape.intermediate, "layers": shape.layers}
     unknown = dict.fromkeys(("steps", "interval", "cold_steps", "prompts", "minibatches"), 0)
-    config: dict[str, object] = {**shown, **given, **size, **unknown}
-    _fill(drafted.kind, "config.yaml", folder, config)
+    _fill(drafted.kind, "config.yaml", folder, {**given, **unknown})
     policy = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["model"]["policy"]
     speed = measure_speed(PolicyConfig(**{**policy, "characters": None}), demonstrations, written=written)
     chosen = plan(
@@ -179,13 +177,13 @@ def _small_policy(drafted: Draft, task: ModuleType, folder: Path, shown: Mapping
         samples=samples,
         shown=demonstrated,
         asked=asked,
-        played=played is not None,
+        played=bool(played),
     )
     if demonstrated is not None and asked is not None:
         print(_of_rows(demonstrated, asked, held_out, chosen))
-    config |= {"steps": chosen.rollouts, "interval": -(-chosen.rollouts // 3), "prompts": chosen.prompts}
-    config |= {"minibatches": chosen.minibatches, "cold_steps": chosen.steps}
-    _fill(drafted.kind, "config.yaml", folder, config)
+    given |= {"steps": chosen.rollouts, "interval": -(-chosen.rollouts // 3), "prompts": chosen.prompts}
+    given |= {"minibatches": chosen.minibatches, "cold_steps": chosen.steps}
+    _fill(drafted.kind, "config.yaml", folder, given)
     print(f"Of {minutes:g} minutes (--minutes):\n{chosen.table()}")
 
 
