@@ -13,11 +13,11 @@ from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 
 from grpo_pl.callbacks.completions import exchange_text, shortened
-from grpo_pl.callbacks.lightning_loops import completed_rollouts, validate_now
+from grpo_pl.callbacks.lightning_loops import completed_rollouts, data_of, validate_now
 from grpo_pl.callbacks.metrics_csv import MetricsCSV
 from grpo_pl.callbacks.samples import log_table
-from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.evaluation.held_out import Answers
+from grpo_pl.evaluation.metrics import ks_of
 from grpo_pl.evaluation.report import EvaluationReport, comparability_warnings, difference_table, report_table
 from grpo_pl.files.rows import Row, read_lines, row_writer
 from grpo_pl.files.writing import best_effort
@@ -150,8 +150,7 @@ def validation_row(module: GRPOModule, step: int) -> Row:
 def pass_curve(
     counts: Sequence[tuple[int, int]], samples: int, known: Mapping[int, Estimate] | None = None
 ) -> list[list[float]]:
-    """[k, pass@k, low, high] for k = 1, 2, 4 … and ``samples``; a k that no problem has so many verdicts for is left
-    out.
+    """[k, pass@k, low, high] for the k of `ks_of`; one that no problem has so many verdicts for is left out.
 
     Args:
         counts: right and judged completions of each problem.
@@ -160,7 +159,7 @@ def pass_curve(
     places = torch.arange(samples)
     right, judged = torch.tensor(counts, dtype=torch.long).reshape(len(counts), 2, 1).unbind(dim=1)  # (P, 1) each
     curve = []
-    for k in sorted({*(2**i for i in range(samples.bit_length()) if 2**i <= samples), samples}):
+    for k in ks_of(samples):
         found = (known or {}).get(k)
         if found is None:
             values = pass_at_k(places < right, k, places < judged)
@@ -230,8 +229,7 @@ class ReportEvaluation(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:
             return
-        module = cast(GRPOModule, pl_module)
-        data = cast(RolloutDataModule, trainer.datamodule)  # type: ignore[attr-defined]
+        module, data = cast(GRPOModule, pl_module), data_of(trainer)
         report = EvaluationReport(
             measured=module.held_out,
             questions={name: {each.id: each.question for each in prompts} for name, prompts in data.held_out().items()},

@@ -11,8 +11,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from grpo_pl.callbacks.lightning_loops import completed_rollouts
-from grpo_pl.data.datamodule import RolloutDataModule
+from grpo_pl.callbacks.lightning_loops import completed_rollouts, data_of
 from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.progress import LOG_EVERY_SECONDS
@@ -98,11 +97,9 @@ class StageProgress(StepCallback, ProgressBar):
         first = self._at[0] == ""
         self._enter("validate", 0, 0)
         if self._enabled and first:
-            data = cast(RolloutDataModule, trainer.datamodule)  # type: ignore[attr-defined]
+            data, processes = data_of(trainer), cast(GRPOModule, pl_module).collective.world
             share = data.held_out_share(int(sum(trainer.num_val_batches)))
-            problems = min(
-                sum(map(len, data.held_out().values())), share * cast(GRPOModule, pl_module).collective.world
-            )
+            problems = min(sum(map(len, data.held_out().values())), share * processes)
             self._say(f"validation of {problems} held-out problems, after rollout {completed_rollouts(trainer)}")
         self._start(trainer)
 
@@ -176,7 +173,7 @@ class StageProgress(StepCallback, ProgressBar):
         if stage == "end":
             return f"writing checkpoint, export and report: {_clock(seconds)}"
         completed = completed_rollouts(trainer)
-        where = "validation" if stage == "validate" else f"rollout {completed + 1}/{self._total(trainer)}"
+        where = "validation" if stage == "validate" else f"rollout {completed + 1}/{data_of(trainer).steps}"
         return f"{where}:{counted}{f', {note}' if note else ''} in {_clock(seconds)}{left}"
 
     def _stop(self) -> None:
@@ -188,7 +185,7 @@ class StageProgress(StepCallback, ProgressBar):
     def _start(self, trainer: Trainer) -> None:
         self._show_bars()
         if self._bars is not None:
-            self._bars.update(self._run, total=self._total(trainer), visible=True)
+            self._bars.update(self._run, total=data_of(trainer).steps, visible=True)
 
     def _show_bars(self) -> None:
         if self._bars is None and self._enabled and self._console.is_terminal:
@@ -208,7 +205,7 @@ class StageProgress(StepCallback, ProgressBar):
     def _show_run(self, trainer: Trainer) -> None:
         if not self._enabled:
             return
-        done, total = completed_rollouts(trainer), self._total(trainer)
+        done, total = completed_rollouts(trainer), data_of(trainer).steps
         metrics = trainer.callback_metrics
         note = "  ".join(f"{short} {float(metrics[name]):.3f}" for name, short in SHOWN.items() if name in metrics)
         if self._bars is not None:
@@ -221,10 +218,6 @@ class StageProgress(StepCallback, ProgressBar):
         due = last or time.monotonic() - self._last_line >= LOG_EVERY_SECONDS
         self._last_line = time.monotonic() if due else self._last_line
         return due
-
-    @staticmethod
-    def _total(trainer: Trainer) -> int:
-        return int(trainer.datamodule.steps)  # type: ignore[attr-defined]
 
 
 def _clock(seconds: float) -> str:

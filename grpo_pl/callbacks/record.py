@@ -18,6 +18,7 @@ from typing import Any, cast
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
+from grpo_pl.callbacks.lightning_loops import data_of
 from grpo_pl.config.presets import preset_name
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.files.rows import read_object
@@ -56,7 +57,7 @@ class RunRecord(Callback):
 
 def facts_of(trainer: Trainer, module: GRPOModule) -> dict[str, Any]:
     """The facts of this process's run."""
-    policy, data = module.require_policy(), cast(RolloutDataModule, trainer.datamodule)  # type: ignore[attr-defined]
+    policy, data = module.require_policy(), data_of(trainer)
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in policy.parameters()]
     given = module.policy_config
     return {

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from rich.console import Console
 
+from grpo_pl.callbacks.lightning_loops import data_of
 from grpo_pl.evaluation.curves import CAUSES, SILENT_ROLLOUTS, SilentRollouts
 from grpo_pl.evaluation.report import number_table
 from grpo_pl.files.runs import RunFolder
@@ -40,7 +41,7 @@ def start_summary(module: GRPOModule) -> str:
     how = "configured" if budget.configured is not None else "found"
     weights = next(policy.parameters())
     way = forward_mode(policy) if was_tried(policy) else "untried"
-    staleness = module.trainer.datamodule.staleness  # type: ignore[attr-defined]
+    staleness = data_of(module.trainer).staleness
     ahead = (
         f"rollouts {staleness} updates old, corrected by {module.algorithm.correction}, drawn with "
         f"{getattr(module.engine, 'threads', None)} threads beside {torch.get_num_threads()} of the updates; "

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo_pl.callbacks.completions import shortened
-from grpo_pl.callbacks.lightning_loops import completed_rollouts
+from grpo_pl.callbacks.lightning_loops import completed_rollouts, data_of
 from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.module import GRPOModule
@@ -25,8 +25,8 @@ CHOSEN_AMONG = 20
 """Held-out problems of which the first is shown that the policy fails at first."""
 STYLES = {True: "green", False: "red", None: ""}
 """By whether an answer is right; None where no reward says so."""
-CURVES = {"completions/correct": "right", "completions/mean_length": "length"}
-"""Metric of a rollout -> its name beside a sparkline."""
+CURVES = {"right": "completions/correct", "length": "completions/mean_length"}
+"""Name beside a sparkline -> metric of a rollout."""
 
 
 class Answered(NamedTuple):
@@ -64,8 +64,7 @@ class LiveView(StepCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._started = time.monotonic()
-        sets = trainer.datamodule.held_out().values()  # type: ignore[attr-defined]
-        held_out = [problem for problems in sets for problem in problems]
+        held_out = [problem for problems in data_of(trainer).held_out().values() for problem in problems]
         tried = held_out[:CHOSEN_AMONG] if self.problem is None else held_out[: self.problem + 1][-1:]
         if not tried:
             return  # a run without held-out problems has nothing to show
@@ -85,11 +84,11 @@ class LiveView(StepCallback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        for name, values in self._curves.items():
-            if name in trainer.callback_metrics:
-                values.append(float(trainer.callback_metrics[name]))
+        for name, metric in CURVES.items():
+            if metric in trainer.callback_metrics:
+                self._curves[name].append(float(trainer.callback_metrics[metric]))
         rollout = completed_rollouts(trainer)
-        last = rollout == int(trainer.datamodule.steps)  # type: ignore[attr-defined]
+        last = rollout == data_of(trainer).steps
         if self._problem is not None and (last or rollout % self.every_n_rollouts == 0):
             self.answers += _answered(pl_module, [self._problem], rollout)
             if self._live is None and trainer.is_global_zero:
@@ -113,11 +112,7 @@ class LiveView(StepCallback):
         """One line about the newest answer."""
         newest = self.answers[-1]
         line = " / ".join(newest.text.strip().splitlines())
-        known = [
-            f"{name} {values[-1]:.2f}"
-            for name, values in zip(CURVES.values(), self._curves.values(), strict=True)
-            if values
-        ]
+        known = [f"{name} {values[-1]:.2f}" for name, values in self._curves.items() if values]
         mark = {True: "right: ", False: "wrong: ", None: ""}[newest.right]
         self._print(console, f"rollout {newest.rollout}: {mark}{shortened(line, self.characters)}", *known)
 
@@ -128,17 +123,17 @@ class LiveView(StepCallback):
 
     def _page(self, trainer: Trainer) -> RenderableType:
         assert self._problem is not None
-        total = int(trainer.datamodule.steps)  # type: ignore[attr-defined]
         minutes, seconds = divmod(round(time.monotonic() - self._started), 60)
-        head = f"rollout {completed_rollouts(trainer)}/{total}   {minutes}:{seconds:02d}   {self._stage}"
+        rollout = f"rollout {completed_rollouts(trainer)}/{data_of(trainer).steps}"
+        head = f"{rollout}   {minutes}:{seconds:02d}   {self._stage}"
         return Group(head, side_by_side(self._problem, self.answers, self.characters), *self._sparklines())
 
     def _sparklines(self) -> list[Text]:
         width = max(10, min(100, Console().width - 30))
         lines = []
-        for (metric, values), name in zip(self._curves.items(), CURVES.values(), strict=True):
+        for name, values in self._curves.items():
             if values:
-                top = 1.0 if metric == "completions/correct" else max(values)
+                top = 1.0 if name == "right" else max(values)
                 ends = f"{values[0]:.4g} → {values[-1]:.4g}"
                 lines.append(Text(f"{name:>8} {sparkline(values, top=top, width=width)} {ends}"))
         return lines
