@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 from grpo_pl.rewards.answer_reading import AnswerReward, Found
 from grpo_pl.rewards.base import Columns, MissingColumn, Score, TextAnswerReward
@@ -14,8 +14,11 @@ from grpo_pl.rewards.mathematics.answer_rules import AnswerRules, Job
 from grpo_pl.rewards.mathematics.boxes import boxed_answer
 from grpo_pl.rewards.mathematics.canonical import canonical
 from grpo_pl.rewards.sandbox.pool import SandboxedReward, Verdict
-from grpo_pl.rewards.sandbox.task_queue import looks_costly
 
+K = TypeVar("K")
+_Row = tuple[str, str, bool]
+"""Gold answer, answer, and whether lists without brackets keep their order."""
+_OK = Verdict("ok")
 _COSTLY = frozenset({"timeout", "killed", "crashed"})
 _REMEMBERED, _REMEMBERED_S = 4096, 600.0  # gold answers that cost too much, and for how long: a machine may have hung
 
@@ -49,21 +52,21 @@ def text_beside_box(completion: str) -> str:
     return boxed.beside if boxed is not None else ""
 
 
-def _pair(gold: str, found: Found, completion: str) -> tuple[str, str]:
+def _pair(gold: str, answer: str, completion: str) -> tuple[str, str]:
     """The gold answer and the answer as they are compared. A box in the gold answer is read like one in a completion;
     a percent sign behind a box belongs to it where the other side has one."""
-    of_gold, answer = boxed_answer(gold, adjacent=True) if r"\boxed" in gold else None, found.text
+
+    def has_percent(side: str) -> bool:
+        return side.strip() != "" and r"\%" in canonical(side[:2000])
+
+    of_gold = boxed_answer(gold, adjacent=True) if r"\boxed" in gold else None
     if of_gold is None and "%" not in gold and "per" not in gold and "pct" not in gold:
         return gold, answer
     boxed = boxed_answer(completion)
     behind = boxed is not None and boxed.percent
     if of_gold is not None:
-        gold = of_gold.answer + (r"\%" if of_gold.percent and (behind or _has_percent(answer)) else "")
-    return gold, answer + (r"\%" if behind and _has_percent(gold) and not _has_percent(answer) else "")
-
-
-def _has_percent(answer: str) -> bool:
-    return answer.strip() != "" and r"\%" in canonical(answer[:2000])
+        gold = of_gold.answer + (r"\%" if of_gold.percent and (behind or has_percent(answer)) else "")
+    return gold, answer + (r"\%" if behind and has_percent(gold) and not has_percent(answer) else "")
 
 
 @dataclass(kw_only=True)
@@ -119,7 +122,7 @@ class MathReward(AnswerReward, SandboxedReward):
     one, decides for each problem."""
 
     rules: AnswerRules = field(init=False, repr=False, compare=False)
-    _bad_golds: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _costly_golds: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Gold answers that cost too much, and until when (``time.monotonic``) that is believed."""
 
     def __post_init__(self) -> None:
@@ -134,20 +137,19 @@ class MathReward(AnswerReward, SandboxedReward):
     def __call__(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[Score]:
         said = list(map(after_closed_thinking, completions))
         found = list(map(self.read, said))
-        pairs = list(map(_pair, answers, found, said))
-        flags = columns.get("ordered", [None] * len(pairs))
+        flags = columns.get("ordered", [None] * len(said))
         if odd := [flag for flag in flags if flag is not None and not (isinstance(flag, int) and flag in (0, 1))]:
             raise MissingColumn(f"the column 'ordered' must hold true or false, got {str(odd[0])[:40]!r}.")
         ordered = [self.ordered if flag is None else bool(flag) for flag in flags]
-        verdicts = {
-            flag: self._judge([pair for pair, own in zip(pairs, ordered, strict=True) if own == flag], ordered=flag)
-            for flag in set(ordered)
-        }
+        rows = [
+            (*_pair(gold, one.text, text), flag)
+            for gold, one, text, flag in zip(answers, found, said, ordered, strict=True)
+        ]
+        verdicts = self._judge(rows)
         boxed = self.answer_in in ("box", "auto")
-        beside = [text_beside_box(text) if boxed else "" for text in said]
         return [
-            _score(verdicts[flag][pair], replace(one, text=pair[1]), around)
-            for pair, flag, one, around in zip(pairs, ordered, found, beside, strict=True)
+            _score(verdicts[row], replace(one, text=row[1]), text_beside_box(text) if boxed else "")
+            for row, one, text in zip(rows, found, said, strict=True)
         ]
 
     def read(self, completion: str) -> Found:
@@ -159,65 +161,41 @@ class MathReward(AnswerReward, SandboxedReward):
         return found
 
     def gold_faults(self, golds: Sequence[str]) -> list[str]:
-        """Judges every gold answer against itself."""
-        golds = [_pair(gold, Found(""), "")[0] for gold in golds]
-        verdicts = self._judge([(gold, gold) for gold in golds])
-        faults = [self.rules.gold_fault(gold) for gold in golds]
-        for i, verdict in enumerate(verdicts[gold, gold] for gold in golds):
-            if not faults[i] and verdict.status not in ("ok", "unavailable"):
-                faults[i] = verdict.detail if verdict.status == "bad_gold" else "not equal to itself"
+        golds = [_pair(gold, "", "")[0] for gold in golds]
+        faults = self._faults(golds)
+        return [faults[gold] for gold in golds]
+
+    def _judge(self, rows: Iterable[_Row]) -> dict[_Row, Verdict]:
+        """The verdict on every distinct row. An answer that is not right is judged, or blamed, only after its gold
+        answer has been found to be without fault."""
+        rules = [replace(self.rules, ordered=ordered) for ordered in (False, True)]
+        plans = {row: rules[row[2]].plan(row[0], row[1]) for row in rows}
+        not_right = dict.fromkeys(row[0] for row, plan in plans.items() if plan != _OK)
+        faults = self._faults(gold for gold in not_right if not self.rules.reads_at_sight(gold))
+        for row, plan in plans.items():
+            if plan != _OK and (fault := faults.get(row[0])):
+                plans[row] = Verdict("bad_gold", fault)
+        verdicts = {row: plan for row, plan in plans.items() if isinstance(plan, Verdict)}
+        return verdicts | self._ask({row: plan for row, plan in plans.items() if isinstance(plan, Job)})
+
+    def _faults(self, golds: Iterable[str]) -> dict[str, str]:
+        """The fault of each gold answer, ``""`` for none, found by judging it against itself. One that costs too much
+        is remembered, so that it costs that once, however many answers there are."""
+        now, costly = time.monotonic(), "takes too long to compare with itself"
+        faults = {g: costly if self._costly_golds.get(g, 0.0) > now else self.rules.gold_fault(g) for g in golds}
+        plans = {gold: self.rules.plan(gold, gold) for gold, fault in faults.items() if not fault}
+        jobs = {gold: plan for gold, plan in plans.items() if isinstance(plan, Job)}
+        for gold, (status, detail) in self._ask(jobs).items():
+            if status in _COSTLY:
+                faults[gold] = costly
+                self._costly_golds[gold] = time.monotonic() + _REMEMBERED_S
+            elif status not in ("ok", "unavailable"):
+                faults[gold] = detail or "not equal to itself"
+        while len(self._costly_golds) > _REMEMBERED:
+            self._costly_golds.pop(next(iter(self._costly_golds)), None)  # another thread may be doing the same
         return faults
 
-    def _judge(self, pairs: Sequence[tuple[str, str]], *, ordered: bool = False) -> dict[tuple[str, str], Verdict]:
-        """The verdict on every distinct (gold, answer) pair."""
-        rules = replace(self.rules, ordered=ordered)
-        plans = {pair: rules.plan(*pair) for pair in dict.fromkeys(pairs)}
-        hard = {pair: plan for pair, plan in plans.items() if isinstance(plan, Job)}
-        verdicts = {pair: plan for pair, plan in plans.items() if isinstance(plan, Verdict)}
-        judged = self._clear_of_bad_golds([(job.gold, job.answer) for job in hard.values()])
-        for (pair, job), verdict in zip(hard.items(), judged, strict=True):
-            verdicts[pair] = self.rules.review(job, verdict)
-        self._blame_golds(verdicts, settled=hard.keys())
-        return verdicts
-
-    def _blame_golds(self, verdicts: dict[tuple[str, str], Verdict], *, settled: Collection[tuple[str, str]]) -> None:
-        """Changes ``verdicts`` to ``bad_gold`` where an answer was missing or refused before its gold answer had been
-        checked, and that gold answer turns out to be faulty; pairs in ``settled`` have been checked."""
-        unseen = [
-            pair
-            for pair, verdict in verdicts.items()
-            if verdict.status in ("wrong", "no_answer", "too_long")
-            and pair[0] != pair[1]
-            and pair not in settled
-            and not self.rules.reads_at_sight(pair[0])
-        ]
-        golds = list(dict.fromkeys(gold for gold, _ in unseen))
-        faults = dict(zip(golds, self.gold_faults(golds), strict=True)) if golds else {}
-        for pair in unseen:
-            if faults[pair[0]]:
-                verdicts[pair] = Verdict("bad_gold", faults[pair[0]])
-
-    def _clear_of_bad_golds(self, jobs: list[tuple[str, str]]) -> list[Verdict]:
-        """The verdicts of the pool; ``bad_gold`` for all pairs of a gold answer that is too costly to compare with
-        itself. So that such a gold answer costs little, however many answers there are, one pair of each goes first (a
-        gold answer that looks costly with itself, any other with its first answer), and bad ones are remembered."""
-        now = time.monotonic()
-        bad = {gold for gold, _ in jobs if self._bad_golds.get(gold, 0.0) > now}
-        first: dict[str, tuple[str, str]] = {}
-        for gold, answer in jobs:
-            if gold not in bad:
-                first.setdefault(gold, (gold, gold if looks_costly(gold) else answer))
-        verdicts = dict(zip(first.values(), self.pool.run(list(first.values())), strict=True))
-        suspects = [job[0] for job in first.values() if verdicts[job].status in _COSTLY]
-        alone = [(gold, gold) for gold in suspects if (gold, gold) not in verdicts]
-        verdicts |= zip(alone, self.pool.run(alone), strict=True)
-        for gold in suspects:
-            if verdicts[gold, gold].status in _COSTLY:
-                bad.add(gold)
-                self._bad_golds[gold] = time.monotonic() + _REMEMBERED_S
-        while len(self._bad_golds) > _REMEMBERED:
-            self._bad_golds.pop(next(iter(self._bad_golds)), None)  # another thread may be doing the same
-        later = [job for job in jobs if job not in verdicts and job[0] not in bad]
-        verdicts |= zip(later, self.pool.run(later), strict=True)
-        fault = Verdict("bad_gold", "takes too long to compare with itself")
-        return [fault if job[0] in bad else verdicts[job] for job in jobs]
+    def _ask(self, jobs: Mapping[K, Job]) -> dict[K, Verdict]:
+        """The verdicts of the workers."""
+        verdicts = self.pool.run([(job.gold, job.answer) for job in jobs.values()])
+        return {key: self.rules.review(job, v) for (key, job), v in zip(jobs.items(), verdicts, strict=True)}
