@@ -18,6 +18,7 @@ from grpo_pl.distributed.sharding import (
     build_once,
     frozen_copy,
     load_whole_state_dict,
+    local_part,
     shard,
     whole_state_dict,
 )
@@ -46,41 +47,55 @@ Configs = Mapping[str, TeacherConfig]
 
 
 class Reference:
-    """A copy of the policy that takes no gradient. Not a module: it stays out of checkpoints and of ``.train()``.
-    Of a policy with adapters it is no copy, but that policy, to be asked with its adapters off.
+    """The policy of an earlier moment, or an average of several; takes no gradient. Not a module: it stays out of
+    ``.train()``. Of a policy with adapters it is no copy, but that policy, to be asked with its adapters off.
 
     Args:
         policy: copied as it is now.
         update_every: rollouts between two renewals (DeepSeekMath, arXiv:2402.03300, algorithm 1); None never renews.
+        rate: share of the policy in a renewal, θ̄ ← (1 − rate) · θ̄ + rate · θ; 1 is a copy.
     """
 
-    def __init__(self, policy: PreTrainedModel, update_every: int | None) -> None:
-        self.update_every = update_every
+    def __init__(self, policy: PreTrainedModel, update_every: int | None, rate: float = 1.0) -> None:
+        self.update_every, self.rate = update_every, rate
         if not has_adapters(policy):
             self.model = frozen_copy(policy)  # which an earlier validation may have sharded
         elif update_every is None:
             self.model = policy  # scored with its adapters off
         else:
             raise ValueError(
-                "algorithm.reference refreshed needs a copy of the policy, which policy.lora does without: "
-                "set reference frozen and ref_update_every null, or lora null."
+                "algorithm.reference refreshed and teacher_weights average need a copy of the policy, which "
+                "policy.lora does without: set reference frozen and ref_update_every null, teacher_weights start or "
+                "live, or lora null."
             )
 
+    @torch.no_grad()
     def renew(self, policy: PreTrainedModel, rollout: int) -> None:
-        """Copies the policy's weights if a renewal is due before rollout ``rollout``."""
+        """Takes the policy's weights in if a renewal is due before rollout ``rollout``."""
         if self.update_every is not None and rollout > 0 and rollout % self.update_every == 0:
-            self.model.load_state_dict(policy.state_dict())  # both sharded, or neither
+            for mine, theirs in zip(self.model.parameters(), policy.parameters(), strict=True):
+                local_part(mine).lerp_(local_part(theirs).to(mine.dtype), self.rate)  # both sharded, or neither
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights for a checkpoint: none of a frozen reference, which is always the policy's start.
+        """Weights for a checkpoint: none where there is no renewal, for they are always the policy's start.
 
         Every process must call it; the first one gets the weights.
         """
         return {} if self.update_every is None else whole_state_dict(self.model)
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Takes the weights of a checkpoint.
+
+        Raises:
+            ValueError: there are none of an average, which nothing could make up for.
+        """
         if state:
             load_whole_state_dict(self.model, state)
+        elif self.rate < 1.0:
+            raise ValueError(
+                "the checkpoint has no average of the policy (model.algorithm.teacher_weights): resume with the "
+                "teacher_weights of its run."
+            )
 
 
 def teacher_configs(teacher: TeacherConfig | None, teachers: Mapping[str, Any] | None) -> dict[str, TeacherConfig]:

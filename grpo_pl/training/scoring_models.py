@@ -44,16 +44,15 @@ class ScoringModels:
             )
 
     @property
-    def _of_policy(self) -> dict[str, Reference | SelfTeacher]:
+    def _copies(self) -> dict[str, Reference]:
         """What is made of the policy, by its name in checkpoints."""
-        made = {"reference": self.reference, "self_teacher": self.self_teacher}
+        made = {"reference": self.reference, "self_teacher": self.self_teacher and self.self_teacher.copy}
         return {name: each for name, each in made.items() if each is not None}
 
     @property
     def _whole(self) -> list[PreTrainedModel]:
         """Copies that are not sharded; with adapters the policy itself may be among them."""
-        models = [each.model for each in self._of_policy.values()]
-        return [model for model in models if model is not None and not is_sharded(model)]
+        return [each.model for each in self._copies.values() if not is_sharded(each.model)]
 
     @property
     def teacher(self) -> Teachers | SelfTeacher | None:
@@ -74,15 +73,15 @@ class ScoringModels:
 
     def renew(self, policy: PreTrainedModel, rollout: int) -> None:
         """Brings reference and average up to date before a rollout, where that is due."""
-        for each in self._of_policy.values():
+        for each in self._copies.values():
             each.renew(policy, rollout)
 
     def state_dict(self) -> dict[str, Any]:
         """Entries of a checkpoint. Every process must call it; the first one gets the weights."""
         none: dict[str, Any] = {"reference": {}, "self_teacher": {}}
-        return none | {name: each.state_dict() for name, each in self._of_policy.items()}
+        return none | {name: each.state_dict() for name, each in self._copies.items()}
 
     def load_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Takes the entries of a checkpoint."""
-        for name, each in self._of_policy.items():
+        for name, each in self._copies.items():
             each.load_state_dict(checkpoint.get(name) or {})

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
 
-from grpo_pl.distributed.sharding import frozen_copy, load_whole_state_dict, local_part, whole_state_dict
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.loading import context_length
-from grpo_pl.policy.lora import adapters_off, has_adapters
+from grpo_pl.policy.lora import adapters_off
 from grpo_pl.policy.privileged import PrivilegedText
 from grpo_pl.rewards.base import require_correctness
 from grpo_pl.rewards.batch import ScoredBatch
 from grpo_pl.rollout.decoding import pad_left
 from grpo_pl.rollout.sampler import Samples
 from grpo_pl.training.collect import Collected
-from grpo_pl.training.frozen_models import EVERY_SOURCE, TeacherScores
+from grpo_pl.training.frozen_models import EVERY_SOURCE, Reference, TeacherScores
 from grpo_pl.training.microbatches import Scorer, longest_row
 from grpo_pl.types import Conversation, Rollout
 
@@ -31,11 +29,10 @@ Weights = Literal["start", "live", "average"]
 
 
 class SelfTeacher:
-    """The policy as a teacher of itself. Not a module: it stays out of gradients and of ``.train()``.
+    """The policy as a teacher of itself.
 
     Args:
-        policy: copied as it is now, where its start or a moving average is the teacher; with adapters the start is the
-            policy with its adapters off, and no copy.
+        policy: copied as it is now, where its start or a moving average is the teacher.
         weights: ``start``, ``live`` or ``average``.
         rate: share of the policy in the average after each rollout.
         text: what the teacher reads besides the question.
@@ -45,41 +42,11 @@ class SelfTeacher:
     def __init__(
         self, policy: PreTrainedModel, *, weights: Weights, rate: float, text: PrivilegedText, dialogue: Dialogue
     ) -> None:
-        self.weights, self.rate, self.text, self.dialogue = weights, rate, text, dialogue
-        self.model: PreTrainedModel | None = None
-        if weights == "average" and has_adapters(policy):
-            raise ValueError(
-                "algorithm.teacher_weights average needs a copy of the policy, which policy.lora does without: set "
-                "teacher_weights start or live, or lora null."
-            )
-        if weights == "average" or (weights == "start" and not has_adapters(policy)):
-            self.model = frozen_copy(policy)
-
-    @torch.no_grad()
-    def renew(self, policy: PreTrainedModel, rollout: int) -> None:
-        """Moves the average by one step before rollout ``rollout``: θ̄ ← (1 − rate) · θ̄ + rate · θ."""
-        if self.weights != "average" or self.model is None or rollout == 0:
-            return
-        for mine, theirs in zip(self.model.parameters(), policy.parameters(), strict=True):
-            local_part(mine).lerp_(local_part(theirs).to(mine.dtype), self.rate)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights for a checkpoint: only of an average. Every process must call it; the first one gets the weights."""
-        return whole_state_dict(self.model) if self.weights == "average" and self.model is not None else {}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Takes the average of a checkpoint; a start is loaded as the policy's.
-
-        Raises:
-            ValueError: an average is asked for, and the checkpoint has none.
-        """
-        if self.weights == "average" and not state:
-            raise ValueError(
-                "the checkpoint has no average of the policy (model.algorithm.teacher_weights): resume with the "
-                "teacher_weights of its run."
-            )
-        if state and self.model is not None:
-            load_whole_state_dict(self.model, state)
+        self.text, self.dialogue = text, dialogue
+        self.copy: Reference | None = None
+        """The teacher's weights; None for those of the policy as it is."""
+        if weights != "live":
+            self.copy = Reference(policy, None) if weights == "start" else Reference(policy, 1, rate)
 
     def score(
         self, policy: PreTrainedModel, collected: Collected, algorithm: GRPOAlgorithm, scorer: Scorer
@@ -98,8 +65,8 @@ class SelfTeacher:
         scorer.budget.check(rollout, scorer.collective)
         rows, owners = torch.arange(len(asked), device=device), [EVERY_SOURCE] * len(asked)
         taught = torch.tensor([each is not None for each in asked], device=device)
-        model = policy if self.model is None else self.model
-        with adapters_off(policy) if self.model is None and self.weights == "start" else nullcontext():
+        model = policy if self.copy is None else self.copy.model
+        with nullcontext() if self.copy is None else adapters_off(model):
             if algorithm.needs_divergence:
                 states, head = scorer.head_states(model, rollout, rows)
                 listed = [states[row] for row in range(len(asked))]

@@ -17,6 +17,7 @@ from grpo_pl.rewards import ExactReward
 from grpo_pl.rewards.base import Reward, Score
 from grpo_pl.rewards.batch import ScoredBatch
 from grpo_pl.training.experience import Experience
+from grpo_pl.training.frozen_models import Reference
 from grpo_pl.training.self_teacher import SelfTeacher, siblings
 from grpo_pl.types import Problem, PromptBatch
 from tests import gradient_step
@@ -132,23 +133,30 @@ def test_the_average_follows_the_policy_and_the_start_does_not(teach: Teach, tin
     with torch.no_grad():
         for p in tiny_policy.parameters():
             p.add_(1.0)
+    assert average.copy is not None and start.copy is not None and live.copy is None
     for rollout in (0, 1, 2):  # before the first one there is nothing to average
-        for teacher in (average, start, live):
+        for teacher in (average.copy, start.copy):
             teacher.renew(tiny_policy, rollout)
-    assert average.model is not None and start.model is not None and live.model is None
     share = 1 - 0.75**2
-    for mine, old in zip(average.model.parameters(), before, strict=True):
+    for mine, old in zip(average.copy.model.parameters(), before, strict=True):
         torch.testing.assert_close(mine.detach(), old + share)
-    assert all(torch.equal(a, b) for a, b in zip(start.model.parameters(), before, strict=True))
-    assert start.state_dict() == live.state_dict() == {}
-    again = teach("{answer}", weights="average")
-    again.load_state_dict(average.state_dict())
-    assert again.model is not None
-    assert all(torch.equal(a, b) for a, b in zip(again.model.parameters(), average.model.parameters(), strict=True))
-    assert not any(p.requires_grad for p in again.model.parameters())
-    start.load_state_dict({})
+    assert all(torch.equal(a, b) for a, b in zip(start.copy.model.parameters(), before, strict=True))
+    assert start.copy.state_dict() == {}
+    again = Reference(tiny_policy, 1, 0.25)
+    again.load_state_dict(average.copy.state_dict())
+    weights = zip(again.model.parameters(), average.copy.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) and not a.requires_grad for a, b in weights)
+    start.copy.load_state_dict({})
     with pytest.raises(ValueError, match=r"no average of the policy .*: resume with the teacher_weights of its run"):
         again.load_state_dict({})
+    copied = Reference(tiny_policy, 2)
+    for rollout, renewed in ((1, False), (2, True)):
+        with torch.no_grad():
+            for p in tiny_policy.parameters():
+                p.add_(0.1)
+        copied.renew(tiny_policy, rollout)
+        same = [torch.equal(a, b) for a, b in zip(copied.model.parameters(), tiny_policy.parameters(), strict=True)]
+        assert all(same) if renewed else not any(same)
 
 
 def test_siblings_are_the_first_other_right_one_and_a_better_one() -> None:
