@@ -15,6 +15,7 @@ from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards import ExactReward, FormatReward
 from grpo_pl.training.experience import Experience
 from grpo_pl.types import Problem, PromptBatch
+from tests.callbacks.conftest import WholeRun
 
 
 @pytest.fixture
@@ -75,26 +76,22 @@ def test_limits_that_mean_nothing_are_refused(arguments: dict[str, Any]) -> None
 
 
 def test_a_file_at_its_limit_covers_the_run_with_fewer_rollouts(command_line: Any) -> None:
-    config = command_line.config("thinned", data__steps=12, checkpoint={"every_n_rollouts": 12})
-    outcome = command_line(
-        "fit", "--config", config, "--completions.max_megabytes=0.02", "--trainer.limit_val_batches=0"
-    )
-    assert outcome.status == 0, outcome.err
+    config = command_line.config("thinned", data__steps=7, checkpoint={"every_n_rollouts": 7})
+    options = ["--completions.max_megabytes=0.02", "--trainer.limit_val_batches=0"]
+    command_line.done("fit", "--config", config, *options)
     file = command_line.runs / "thinned" / "completions.jsonl"
     assert file.stat().st_size <= 20_000
     steps = sorted({row["step"] for row in read_rows(file)})
-    stride = steps[1]
-    assert stride > 1 and steps == list(range(0, 12, stride))
+    assert steps[1] > 1 and steps == list(range(0, 7, steps[1]))
 
 
-def test_a_resumed_run_writes_each_rollout_once(command_line: Any) -> None:
-    config = command_line.config("resumed")
-    assert command_line("fit", "--config", config).status == 0
-    run = command_line.runs / "resumed"
-    whole = (run / "completions.jsonl").read_text()
-    for path in (run / "checkpoints").glob("*-000003*"), (run / "checkpoints").glob("*-000004*"):
-        for file in path:
-            shutil.rmtree(file) if file.is_dir() else file.unlink()
-    command_line.done("fit", "--config", config, "--resume")
-    assert (run / "completions.jsonl").read_text() == whole
-    assert {json.loads(line)["step"] for line in whole.splitlines()} == {0, 1, 2, 3}
+def test_a_resumed_run_writes_each_rollout_once(whole: WholeRun) -> None:
+    run = whole.commands.runs / "resumed"
+    shutil.copytree(whole.folder, run, symlinks=True)
+    for name in ("000003", "000004"):
+        for path in (run / "checkpoints").glob(f"*-{name}*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    whole.commands.done("fit", "--config", whole.config, "--name=resumed", "--resume")
+    written = (run / "completions.jsonl").read_text()
+    assert written == (whole.folder / "completions.jsonl").read_text()
+    assert {json.loads(line)["step"] for line in written.splitlines()} == {0, 1, 2, 3}

@@ -1,7 +1,6 @@
 """``held_out.jsonl``: what each validation of a run found, its size, and a resumed run; held-out numbers before
 the first rollout and after the last, each once, whatever the interval."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +8,13 @@ import pytest
 
 from grpo_pl.callbacks.held_out import HeldOutLog, pass_curve
 from grpo_pl.files.rows import read_rows
+from tests.callbacks.conftest import WholeRun
 
 
-@pytest.fixture(scope="module")
-def rows(command_line: Any) -> list[dict[str, Any]]:
-    command_line.done("fit", "--config", command_line.config("kept"), "--trainer.logger=user_parts.TableLogger")
-    return list(read_rows(command_line.runs / "kept" / "held_out.jsonl"))
-
-
-def test_every_validation_has_its_estimates_and_problems(
-    rows: list[dict[str, Any]], command_line: Any, read_metrics: Any
-) -> None:
+def test_every_validation_has_its_estimates_and_problems(whole: WholeRun, read_metrics: Any) -> None:
+    rows = list(read_rows(whole.folder / "held_out.jsonl"))
     assert [row["step"] for row in rows] == [0, 2, 4]
-    logged = [row for row in read_metrics(command_line.runs / "kept" / "metrics.csv") if "val/pass@1" in row]
+    logged = [row for row in read_metrics(whole.folder / "metrics.csv") if "val/pass@1" in row]
     for row, metrics in zip(rows, logged, strict=True):
         for name, found in row["metrics"].items():
             assert found["value"] == pytest.approx(float(metrics[name]), abs=1e-6)
@@ -32,23 +25,20 @@ def test_every_validation_has_its_estimates_and_problems(
         assert row["pass_at"]["val"][-1][0] == row["samples"]
 
 
-def test_completions_are_kept_of_the_first_and_the_last(rows: list[dict[str, Any]]) -> None:
+def test_completions_are_kept_of_the_first_and_the_last_and_loggers_with_tables_get_them(whole: WholeRun) -> None:
+    rows = list(read_rows(whole.folder / "held_out.jsonl"))
     assert [bool(row["answers"]) for row in rows] == [True, False, True]
-    before, after = rows[0]["answers"], rows[-1]["answers"]
-    assert [each["question"] for each in before] == [each["question"] for each in after]
-    for each in (*before, *after):
-        assert len(each["completions"]) == min(8, rows[0]["samples"])
-        right, judged = next(row for row in rows if each in row["answers"])["problems"]["val"][str(each["id"])]
-        assert sum(one["correct"] is True for one in each["completions"]) == right
-        assert sum(one["correct"] is not None for one in each["completions"]) == judged
-        assert {"completion", "tokens", "finish_reason", "value", "status"} <= each["greedy"].keys()
-
-
-def test_loggers_with_tables_get_them_too(rows: list[dict[str, Any]]) -> None:
-    import user_parts
-
-    tables = [(step, columns, data) for key, columns, data, step in user_parts.TABLES if key == "held_out"]
-    user_parts.TABLES.clear()
+    assert [[each["question"] for each in row["answers"]] for row in (rows[0], rows[-1])] == [
+        [each["question"] for each in rows[0]["answers"]]
+    ] * 2
+    for row in rows:
+        for each in row["answers"]:
+            verdicts = [one["correct"] for one in each["completions"]]
+            right, judged = row["problems"]["val"][str(each["id"])]
+            assert len(verdicts) == min(8, row["samples"])
+            assert (verdicts.count(True), len(verdicts) - verdicts.count(None)) == (right, judged)
+            assert {"completion", "tokens", "finish_reason", "value", "status"} <= each["greedy"].keys()
+    tables = [(step, columns, data) for key, columns, data, step in whole.tables if key == "held_out"]
     assert [step for step, _, _ in tables] == [0, 2, 4]
     _, columns, data = tables[0]
     assert columns[:5] == ["group", "id", "question", "answer", "greedy"]
@@ -74,37 +64,25 @@ def test_pass_at_k_is_that_of_the_counts() -> None:
     assert pass_curve([], 4) == []
 
 
-def test_validate_writes_none(command_line: Any, tmp_path: Path) -> None:
-    command_line.done("validate", "--config", command_line.config("only"))
-    assert not (command_line.runs / "only").exists()
+UNPAID = [{"class_path": "grpo_pl.rewards.ExactReward", "init_args": {"correctness": True}}]  # all 0: no update is made
+THRICE = {"group_size": 4, "beta": 0.0, "num_iterations": 3}  # three updates a rollout
 
 
-SHORT: dict[str, Any] = {
-    "model__cold_start": None,
-    "model__sampling": {"max_completion_length": 4},
-    "data__steps": 3,
-}
-
-
-def _pattern(command_line: Any, read_metrics: Callable[[Path], list[dict[str, str]]], name: str, **changes: Any) -> str:
+@pytest.mark.parametrize(
+    ("interval", "pattern", "changes"),
+    [
+        (1, "vtvtvtv", {}),
+        (2, "vttvtv", {"model__algorithm": THRICE}),
+        (3, "vtttv", {}),
+        (50, "vtttv", {"model__rewards": UNPAID}),
+    ],
+)
+def test_both_ends_are_validated_once_and_updates_do_not_move_the_interval(
+    command_line: Any, read_metrics: Any, interval: int, pattern: str, changes: dict[str, Any]
+) -> None:
     """The rows of a run in order: v for a validation, t for a rollout."""
-    command_line.done("fit", "--config", command_line.config(name, **{**SHORT, **changes}))
-    rows = read_metrics(command_line.runs / name / "metrics.csv")
-    return "".join("v" if "val/pass@1" in row else "t" for row in rows)
-
-
-@pytest.mark.parametrize(("interval", "pattern"), [(1, "vtvtvtv"), (2, "vttvtv"), (3, "vtttv"), (50, "vtttv")])
-def test_both_ends_are_validated_once(command_line: Any, read_metrics: Any, interval: int, pattern: str) -> None:
-    trainer = {"accelerator": "cpu", "val_check_interval": interval}
-    assert _pattern(command_line, read_metrics, f"every_{interval}", trainer=trainer) == pattern
-
-
-def test_a_run_without_any_update_is_validated_at_its_end_too(command_line: Any, read_metrics: Any) -> None:
-    rewards = [{"class_path": "grpo_pl.rewards.ExactReward", "init_args": {"correctness": True}}]  # all 0
-    trainer = {"accelerator": "cpu", "val_check_interval": 50}
-    assert _pattern(command_line, read_metrics, "idle", model__rewards=rewards, trainer=trainer) == "vtttv"
-
-
-def test_several_updates_a_rollout_do_not_move_the_interval(command_line: Any, read_metrics: Any) -> None:
-    algorithm = {"group_size": 4, "beta": 0.0, "num_iterations": 3}
-    assert _pattern(command_line, read_metrics, "busy", model__algorithm=algorithm) == "vttvtv"
+    changes |= {"model__cold_start": None, "model__sampling": {"max_completion_length": 4}, "data__steps": 3}
+    config = command_line.config(f"every_{interval}", **changes)
+    command_line.done("fit", "--config", config, f"--trainer.val_check_interval={interval}")
+    rows = read_metrics(command_line.runs / f"every_{interval}" / "metrics.csv")
+    assert "".join("v" if "val/pass@1" in row else "t" for row in rows) == pattern

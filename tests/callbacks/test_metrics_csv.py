@@ -39,35 +39,25 @@ def test_a_new_name_becomes_a_column_and_earlier_rows_stay(tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]  # nothing half-written stays
 
 
-def test_a_resumed_log_keeps_what_came_up_to_its_step_and_goes_on(tmp_path: Path) -> None:
+def test_a_resumed_log_keeps_what_is_not_logged_again_and_goes_on(tmp_path: Path) -> None:
     file = tmp_path / "metrics.csv"
     interrupted = MetricsCSV(file)
+    interrupted.resume(5, validated_at=5)  # without a file one begins
+    interrupted.log_metrics({"val/pass@1": 0.1}, step=0)
     for step in range(1, 5):
         interrupted.log_metrics({"reward": float(step)}, step=step)
+        interrupted.log_metrics({"val/pass@1": 0.2}, step=step)
     resumed = MetricsCSV(file)
-    resumed.resume(2, validated_at=2)
-    assert [row["step"] for row in _rows(file)] == ["1", "2"]
-    resumed.log_metrics({"reward": 30.0}, step=3)
-    resumed.log_metrics({"reward": 40.0, "kl": 0.1}, step=4)
-    assert [row["reward"] for row in _rows(file)] == ["1.0", "2.0", "30.0", "40.0"]
-    assert [row["kl"] for row in _rows(file)] == ["", "", "", "0.1"]
-
-
-def test_a_validation_that_will_be_repeated_leaves_the_log(tmp_path: Path) -> None:
-    file = tmp_path / "metrics.csv"
-    interrupted = MetricsCSV(file)
-    interrupted.log_metrics({"val/pass@1": 0.1}, step=0)
-    interrupted.log_metrics({"reward": 1.0}, step=1)
-    interrupted.log_metrics({"val/pass@1": 0.2}, step=1)
-    MetricsCSV(file).resume(1, validated_at=0)
-    assert [(row["step"], row["val/pass@1"]) for row in _rows(file)] == [("0", "0.1"), ("1", "")]
-
-
-def test_resuming_without_a_file_begins_one(tmp_path: Path) -> None:
-    log = MetricsCSV(tmp_path / "metrics.csv")
-    log.resume(5, validated_at=5)
-    log.log_metrics({"reward": 1.0}, step=5)
-    assert _rows(log.path) == [{"step": "5", "reward": "1.0"}]
+    resumed.resume(2, validated_at=1)  # the validation at 2 will be repeated
+    resumed.log_metrics({"reward": 30.0, "kl": 0.5}, step=3)
+    assert file.read_text().split() == [
+        "step,val/pass@1,reward,kl",
+        "0,0.1,,",
+        "1,,1.0,",
+        "1,0.2,,",
+        "2,,2.0,",
+        "3,,30.0,0.5",
+    ]
 
 
 # --- loggers of others ----------------------------------------------------------------------------------------------
@@ -77,7 +67,7 @@ LOGGERS = "--trainer.logger=lightning.pytorch.loggers."
 
 def _fit_with(command_line: Any, name: str, *arguments: str) -> Path:
     config = command_line.config(name, trainer={"accelerator": "cpu", "limit_val_batches": 0}, samples={})
-    command_line.done("fit", "--config", config, "--samples.every_n_rollouts=2", *arguments)
+    command_line.done("fit", "--config", config, "--samples.every_n_rollouts=1", "--data.steps=2", *arguments)
     run: Path = command_line.runs / name
     return run
 
@@ -98,8 +88,8 @@ def test_mlflow_gets_metrics_the_configuration_and_tables(
     ]
     assert kept.data.params["model/algorithm/group_size"] == "4"
     tables = [file.path for file in client.list_artifacts(kept.info.run_id, "completions")]
-    assert tables == ["completions/000002.json", "completions/000004.json"]
-    _check_table(json.loads(next(tmp_path.rglob("000004.json")).read_text()), run)
+    assert tables == ["completions/000001.json", "completions/000002.json"]
+    _check_table(json.loads(next(tmp_path.rglob("000002.json")).read_text()), run)
 
 
 def test_wandb_gets_the_configuration_and_tables(
@@ -119,7 +109,7 @@ def test_wandb_gets_the_configuration_and_tables(
 def _check_table(table: dict[str, Any], run: Path) -> None:
     """It holds what ``completions.jsonl`` says of the last rollout's first two prompts."""
     rows = [json.loads(line) for line in (run / "completions.jsonl").read_text().splitlines()]
-    expected = [row for row in rows if row["step"] == 3][:8]
+    expected = [row for row in rows if row["step"] == 1][:8]
     got = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
     assert [row["completion"] for row in got] == [row["completion"] for row in expected]
     assert [row["reward/exact"] for row in got] == [row["rewards"]["exact"]["value"] for row in expected]

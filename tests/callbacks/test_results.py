@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from grpo_pl.cli.main import main
+from tests.callbacks.conftest import WholeRun
 from tests.report.runs import write_run
 
 
@@ -27,21 +29,16 @@ def test_a_run_that_breaks_off_still_has_a_report(command_line: Any, tmp_path: P
     assert '"step":2' in page and '"step":3' not in page
 
 
-def test_the_report_of_any_run_can_be_written_again(command_line: Any) -> None:
-    assert command_line("fit", "--config", command_line.config("again")).status == 0
-    run = command_line.runs / "again"
-    written = (run / "report.html").read_text()
-    (run / "report.html").unlink()
-    from grpo_pl.cli.main import main
-
-    assert main(["report", str(run)]) == 0
-    assert (run / "report.html").read_text() == written
-    assert main(["report", str(run / "export")]) == 1
+def test_the_report_of_any_run_can_be_written_again(whole: WholeRun) -> None:
+    report = whole.folder / "report.html"
+    written = report.read_text()
+    report.unlink()
+    assert main(["report", str(whole.folder)]) == 0
+    assert report.read_text() == written
+    assert main(["report", str(whole.folder / "export")]) == 1
 
 
 def test_several_runs_are_put_into_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from grpo_pl.cli.main import main
-
     runs = [str(write_run(tmp_path / name, seed=seed).path) for seed, name in enumerate(("a", "b"))]
     assert main(["report", *runs]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "comparison.html")

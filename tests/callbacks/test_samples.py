@@ -1,7 +1,9 @@
 """The table of sample groups in the terminal, and completions for loggers with tables."""
 
 import io
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from grpo_pl.callbacks.completions import flat_row
 from grpo_pl.callbacks.metrics_csv import EventFiles
 from grpo_pl.callbacks.samples import SampleTable, log_table, sample_table
+from tests.callbacks.conftest import WholeRun
 
 
 def _row(prompt: int, text: str, reward: float | None) -> dict[str, Any]:
@@ -73,29 +76,18 @@ def test_an_episode_is_shown_turn_by_turn() -> None:
     assert "episode" not in flat
 
 
-def test_a_run_prints_tables_and_hands_them_to_loggers_that_have_tables(command_line: Any) -> None:
-    config = command_line.config("tables")
-    outcome = command_line(
-        "fit",
-        *("--config", config, "--samples.every_n_rollouts=2", "--samples.groups=1", "--trainer.limit_val_batches=0"),
-        "--trainer.logger=user_parts.TableLogger",
-    )
-    assert outcome.status == 0, outcome.err
-    assert "samples of rollout 2" in outcome.err and "samples of rollout 4" in outcome.err
-    assert "samples of rollout 3" not in outcome.err
-    import user_parts
-
-    (key, columns, data, step), *_ = user_parts.TABLES
+def test_a_run_prints_tables_and_hands_them_to_loggers_that_have_tables(whole: WholeRun) -> None:
+    assert re.findall(r"samples of rollout (\d)", whole.outcome.err) == ["2", "4"]
+    key, columns, data, step = next(table for table in whole.tables if table[0] == "completions")
     assert (key, step, len(data)) == ("completions", 2, 4)
     assert {"step", "completion", "reward/exact", "status/format", "advantage"} <= set(columns)
     assert all(len(row) == len(columns) for row in data)
-    user_parts.TABLES.clear()
 
 
-def test_zero_switches_the_table_off(command_line: Any) -> None:
-    config = command_line.config("silent", data__steps=1)
-    outcome = command_line("fit", "--config", config, "--samples.every_n_rollouts=0", "--trainer.limit_val_batches=0")
-    assert outcome.status == 0 and "samples of rollout" not in outcome.err
+def test_zero_switches_the_table_off(capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = {"experience": SimpleNamespace(samples=SimpleNamespace(step=0))}
+    SampleTable(every_n_rollouts=0).on_train_batch_end(None, None, outputs, None, 0)  # type: ignore[arg-type]
+    assert capsys.readouterr().err == ""
 
 
 def test_numbers_that_mean_nothing_are_refused() -> None:

@@ -175,12 +175,9 @@ def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
         EvaluationReport.read(file)
 
 
-def test_a_difference_is_taken_over_the_common_problems() -> None:
+def test_a_difference_is_taken_over_the_common_problems_if_there_are_any() -> None:
     gap = _report({1: 1.0, 2: 1.0, 3: 0.0}).differences(_report({2: 0.0, 3: 0.0, 4: 1.0}))["val/greedy"]
     assert (gap.value, gap.problems) == (0.5, 2)
-
-
-def test_a_baseline_of_other_problems_is_refused() -> None:
     with pytest.raises(ValueError, match="different problems"):
         _report({1: 1.0}).differences(_report({2: 1.0}))
     with pytest.raises(ValueError, match=r"problem 1 of val is '1\?' here and '1!' in the baseline"):
@@ -205,11 +202,12 @@ def test_tables_show_values_intervals_and_differences() -> None:
 
 
 def test_validate_prints_intervals_writes_problems_and_compares(command_line: Any, tmp_path: Path) -> None:
-    config = command_line.config("validate", data__validation_sets={"long": _source(digits=2)})
+    source = {"class_path": "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts", "init_args": {"digits": 2}}
+    config = command_line.config("validate", data__validation_sets={"long": source})
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     done = command_line.done("validate", f"--config={config}", f"--output={first}")
-    assert "95 % interval" in done.out
-    assert "val/long/pass@1" in done.out
+    assert "95 % interval" in done.out and "val/long/pass@1" in done.out
+    assert not (command_line.runs / "validate").exists()  # no run is made of it
     done = command_line.done("validate", f"--config={config}", f"--output={second}", f"--baseline={first}")
     assert "difference to the baseline" in done.out
     reports = [EvaluationReport.read(file) for file in (first, second)]
@@ -235,13 +233,10 @@ def test_validate_leaves_out_what_could_not_be_judged_and_says_how_much(command_
     assert f"val: {unjudged} completions could not be judged" in done.out
 
 
-def _source(digits: int) -> dict[str, Any]:
-    return {"class_path": "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts", "init_args": {"digits": digits}}
-
-
-def test_validate_says_what_is_wrong_with_a_baseline(command_line: Any, tmp_path: Path) -> None:
-    done = command_line("validate", f"--config={command_line.config()}", f"--baseline={tmp_path / 'none.json'}")
-    assert done.status == 1
-    assert done.err == f"grpo-pl validate: error: there is no file {tmp_path / 'none.json'}.\n"
-    done = command_line("validate", f"--config={command_line.config()}", f"--output={tmp_path}")
-    assert (done.status, done.err) == (1, f"grpo-pl validate: error: --output {tmp_path} is a folder: name a file.\n")
+def test_validate_says_what_is_wrong_with_its_files(command_line: Any, tmp_path: Path) -> None:
+    for option, told in (
+        (f"--baseline={tmp_path / 'none.json'}", f"there is no file {tmp_path / 'none.json'}."),
+        (f"--output={tmp_path}", f"--output {tmp_path} is a folder: name a file."),
+    ):
+        done = command_line("validate", f"--config={command_line.config()}", option)
+        assert (done.status, done.err) == (1, f"grpo-pl validate: error: {told}\n")

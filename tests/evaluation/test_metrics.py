@@ -1,4 +1,5 @@
-"""pass@k against what it means: the share of subsets of k samples that hold a correct one."""
+"""The torchmetrics of held-out problems: batches, ranks and samples without a verdict; their formulas are those of
+``grpo_pl.functional.estimates``."""
 
 import math
 import multiprocessing
@@ -21,45 +22,38 @@ from grpo_pl.evaluation.metrics import (
 )
 from grpo_pl.functional.estimates import estimate_mean, pass_at_k
 
+CORRECT = [[True, False, False, False], [False] * 4, [True] * 4]
+
 
 def _mean(metric: GroupMetric, *samples: Any, **told: Any) -> float:
     metric.update(*map(torch.tensor, samples), **told)
     return metric.compute().item()
 
 
-def _pass_at_k(correct: list[bool], k: int) -> float:
-    subsets = list(combinations(correct, k))
-    return sum(any(subset) for subset in subsets) / len(subsets)
+@pytest.mark.parametrize(
+    ("metric", "samples", "expected"),
+    [
+        (PassAtK(1), [CORRECT], (0.25 + 0 + 1) / 3),
+        (PassAtK(2), [CORRECT], (0.5 + 0 + 1) / 3),
+        (PassAtK(4), [CORRECT], 2 / 3),
+        (PassAtK(500), [[[True] + [False] * 999]], 0.5),  # no overflow
+        (PassAtK(1), [[[True, False], [True, True]], [True, False]], 0.5),  # the second only fills up the batch
+        (MajorityAtK(3), [[[0, 0, 1], [1, 1, 0], [-1, -1, 0], [0, 1, -1]]], (1 + 0 + 1 + 0.5) / 4),
+        (AverageAtK(2), [[[10, 20], [40, 50]], [True, True]], 30.0),
+        (AverageAtK(2), [[[True, False], [False, False]]], 0.25),
+    ],
+)
+def test_figures_by_hand(metric: GroupMetric, samples: list[Any], expected: float) -> None:
+    assert _mean(metric, *samples) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 5])
-def test_pass_at_k_is_the_share_of_subsets_with_a_correct_sample(k: int) -> None:
-    problems = list(product([False, True], repeat=5))
-    expected = sum(_pass_at_k(list(problem), k) for problem in problems) / len(problems)
-    assert _mean(PassAtK(k), problems) == pytest.approx(expected, abs=1e-7)
-
-
-def test_figures_by_hand() -> None:
-    correct = [[True, False, False, False], [False] * 4, [True] * 4]
-    for k, expected in [(1, (0.25 + 0 + 1) / 3), (2, (0.5 + 0 + 1) / 3), (4, 2 / 3)]:
-        assert _mean(PassAtK(k), correct) == pytest.approx(expected)
-
-
-def test_batches_of_any_size_and_number_of_samples_add_up() -> None:
-    metric = PassAtK(2)
-    metric.update(torch.tensor([[True, False]]))
-    assert _mean(metric, [[False, False, True], [False, False, False]]) == pytest.approx((1 + 2 / 3 + 0) / 3)
-
-
-def test_fillers_do_not_count() -> None:
-    assert _mean(PassAtK(1), [[True, False], [True, True]], [True, False]) == 0.5
-
-
-def test_without_problems_it_is_zero_and_reset_forgets() -> None:
+def test_batches_of_any_size_and_number_of_samples_add_up_until_a_reset() -> None:
     metric = PassAtK(1)
-    metric.update(torch.tensor([[True]]))
+    metric.update(torch.tensor([[True, False], [True, True]]))
+    assert _mean(metric, [[False, False, False]]) == pytest.approx(0.5)
+    assert metric.estimate() == estimate_mean(torch.tensor([0.5, 1.0, 0.0]))
     metric.reset()
-    assert _mean(metric, [[True]], [False]) == 0.0
+    assert _mean(metric, [[True, True]], [False]) == 0.0  # no problem at all
 
 
 def test_samples_that_could_not_be_judged_count_neither_as_right_nor_as_wrong() -> None:
@@ -75,12 +69,12 @@ def test_samples_that_could_not_be_judged_count_neither_as_right_nor_as_wrong() 
 
 
 def test_every_share_of_judged_samples_is_the_share_of_their_subsets() -> None:
-    for correct in product([False, True], repeat=4):
-        for judged in product([False, True], repeat=4):
-            known = [c for c, j in zip(correct, judged, strict=True) if j]
-            for k in (1, 2, 3):
-                value = pass_at_k(torch.tensor([correct]), k, torch.tensor([judged])).item()
-                assert math.isnan(value) if len(known) < k else value == pytest.approx(_pass_at_k(known, k))
+    for correct, judged in product(product([False, True], repeat=4), repeat=2):
+        known = [c for c, j in zip(correct, judged, strict=True) if j]
+        for k in (1, 2, 3):
+            subsets = [any(subset) for subset in combinations(known, k)]
+            value = pass_at_k(torch.tensor([correct]), k, torch.tensor([judged])).item()
+            assert value == pytest.approx(sum(subsets) / len(subsets)) if subsets else math.isnan(value)
 
 
 def test_samples_that_could_not_be_judged_have_no_vote() -> None:
@@ -94,33 +88,11 @@ def test_samples_that_could_not_be_judged_have_no_vote() -> None:
     assert plain.results() == {0: 0.0, 1: 0.0}
 
 
-def test_many_samples_do_not_overflow() -> None:
-    assert _mean(PassAtK(500), [[True] + [False] * 999]) == pytest.approx(0.5)
-
-
 def test_too_few_samples_and_k_below_one_are_refused() -> None:
     with pytest.raises(ValueError, match="pass@3 needs at least 3 samples a problem, got 2"):
         PassAtK(3).update(torch.ones(1, 2, dtype=torch.bool))
     with pytest.raises(ValueError, match="got 0"):
         PassAtK(0)
-
-
-def test_majority_of_answer_classes() -> None:
-    classes = [[0, 0, 1], [1, 1, 0], [-1, -1, 0], [0, 1, -1]]
-    assert _mean(MajorityAtK(3), classes) == pytest.approx((1 + 0 + 1 + 0.5) / 4)
-
-
-def test_average_of_lengths_and_of_flags() -> None:
-    assert _mean(AverageAtK(2), [[10, 20], [40, 50]], [True, True]) == 30.0
-    assert _mean(AverageAtK(2), [[True, False], [False, False]]) == 0.25
-
-
-def test_an_estimate_is_the_mean_with_its_interval() -> None:
-    metric = PassAtK(1)
-    metric.update(torch.tensor([[True, False], [True, True]]))
-    metric.update(torch.tensor([[False, False]]))
-    assert metric.estimate() == estimate_mean(torch.tensor([0.5, 1.0, 0.0]))
-    assert metric.estimate().value == pytest.approx(metric.compute().item())
 
 
 def _update_on_a_rank(rank: int, meeting: Path, results: Any) -> None:
@@ -150,7 +122,8 @@ def test_pass_rates_count_full_values_among_those_that_could_be_computed() -> No
     assert pass_rates(values) == [pytest.approx(2 / 3), 0.0, None]
 
 
-def test_the_metrics_of_correctness_are_named_by_k() -> None:
+def test_ks_are_powers_of_two_and_n_and_name_the_metrics_of_correctness() -> None:
+    assert [ks_of(n) for n in (1, 6, 8)] == [[1], [1, 2, 4, 6], [1, 2, 4, 8]]
     assert list(correctness_metrics([1, 4], 4)) == ["pass@1", "pass@4", "maj@4"]
     assert list(correctness_metrics([1], 1)) == ["pass@1"]
 
@@ -178,8 +151,7 @@ def test_the_summary_is_that_of_the_metrics() -> None:
     majority = _mean(MajorityAtK(4), [[0, 0, 1, 2], [1, 1, 2, -1], [0] * 4])
     assert summary["metrics"]["maj@4"]["value"] == pytest.approx(majority)
     assert summary["metrics"]["pass@1"]["low"] == estimate_mean(torch.tensor([0.5, 0.0, 1.0])).low
-    assert summary["problems"] == 4
-    assert (summary["unscored"], summary["unjudged"]) == (1, 4)
+    assert (summary["problems"], summary["unscored"], summary["unjudged"]) == (4, 1, 4)
 
 
 def test_completions_that_could_not_be_judged_count_neither_as_right_nor_as_wrong() -> None:
@@ -189,9 +161,3 @@ def test_completions_that_could_not_be_judged_count_neither_as_right_nor_as_wron
     assert (summary["metrics"]["pass@2"]["value"], summary["metrics"]["pass@2"]["problems"]) == (1.0, 1)
     assert "maj@4" not in summary["metrics"]  # no problem has four votes
     assert (summary["unscored"], summary["unjudged"]) == (0, 4)
-
-
-def test_ks_are_powers_of_two_and_n() -> None:
-    assert ks_of(1) == [1]
-    assert ks_of(8) == [1, 2, 4, 8]
-    assert ks_of(6) == [1, 2, 4, 6]
