@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -37,8 +36,7 @@ STAGES = {
 _MOST_MEASURED = 1 << 26  # elements: more are no faster, and would need memory that a run may not have left
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
+class Limits(NamedTuple):
     """Measured peak speed of a device with the policy's dtype."""
 
     flops: float
@@ -47,23 +45,10 @@ class Limits:
     """Parameters per second, in the product of a matrix as large as the policy with a vector."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """The least that a step has to compute."""
-
-    decoding: Counter[int]
-    """Rows that are alive -> token positions of the rollout with so many, the first one left out."""
-    prefilled: int
-    """Prompt tokens, once per group."""
-    updated: int
-    """Tokens of forward and backward passes, a group's prompt once, over all passes."""
-
-    def __add__(self, other: Work) -> Work:
-        return Work(
-            decoding=self.decoding + other.decoding,
-            prefilled=self.prefilled + other.prefilled,
-            updated=self.updated + other.updated,
-        )
+Work = Counter[int | Literal["prefilled", "updated"]]
+"""The least that steps have to compute. By the number of rows that are alive: token positions of the rollouts with so
+many, the first one left out; ``prefilled``: prompt tokens, once per group; ``updated``: tokens of forward and backward
+passes, a group's prompt once, over all passes."""
 
 
 class StageProfile(Callback):
@@ -80,7 +65,7 @@ class StageProfile(Callback):
         self.seconds: dict[str, float] = {}
         self.wall = 0.0
         self.steps = 0
-        self.work = Work(decoding=Counter(), prefilled=0, updated=0)
+        self.work: Work = Counter()
         self._start: float | None = None
 
     def on_train_batch_end(
@@ -130,11 +115,10 @@ def work_of(experience: Experience, *, passes: int) -> Work:
     prompts = rollout.prompt_mask.sum(dim=1).view(-1, rollout.group_size)
     any_active = active.view(-1, rollout.group_size).any(dim=1)
     alive = rollout.completion_mask.sum(dim=0).tolist()
-    return Work(
-        decoding=Counter(int(rows) for rows in alive[1:] if rows),
-        prefilled=int(prompts[:, 0].sum()),
-        updated=passes * int(lengths[active].sum() + prompts[any_active, 0].sum()),
-    )
+    work: Work = Counter(int(rows) for rows in alive[1:] if rows)
+    work["prefilled"] = int(prompts[:, 0].sum())
+    work["updated"] = passes * int(lengths[active].sum() + prompts[any_active, 0].sum())
+    return work
 
 
 def bound(work: Work, policy: PreTrainedModel, limits: Limits) -> tuple[float, float]:
@@ -144,11 +128,10 @@ def bound(work: Work, policy: PreTrainedModel, limits: Limits) -> tuple[float, f
     checkpointing = any(getattr(module, "gradient_checkpointing", False) for module in policy.modules())
     cost = (6 if trains_all else 4) + (2 if checkpointing else 0)
     read = parameters / limits.weights_per_second
-    decoding = sum(
-        positions * max(read, 2 * parameters * rows / limits.flops) for rows, positions in work.decoding.items()
-    )
-    rollout = decoding + 2 * parameters * work.prefilled / limits.flops
-    return rollout, cost * parameters * work.updated / limits.flops
+    living = {rows: positions for rows, positions in work.items() if isinstance(rows, int)}
+    decoding = sum(n * max(read, 2 * parameters * rows / limits.flops) for rows, n in living.items())
+    rollout = decoding + 2 * parameters * work["prefilled"] / limits.flops
+    return rollout, cost * parameters * work["updated"] / limits.flops
 
 
 def multiplied_parameters(policy: PreTrainedModel) -> int:
