@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -93,7 +93,7 @@ class RewardWatch(StepCallback):
         self.keep, self.characters, self.warn_above = keep, characters, warn_above
         self.path: Path | None = None
         """Set by the command line to a file of the run's folder; None writes nothing."""
-        self._rollouts, self._tokens, self._repeated = 0, 0.0, 0.0  # of the first rollouts: count and sums
+        self._first = {"rollouts": 0, "tokens": 0.0, "repeated": 0.0}  # count and sums
         self._forms = FirstForms()
         self._rows: dict[str, list[Row]] = {}
         self._warned = {"judge": False, "form": False}
@@ -116,20 +116,13 @@ class RewardWatch(StepCallback):
             judge.close()
 
     def state_dict(self) -> dict[str, Any]:
-        first = {
-            "rollouts": self._rollouts,
-            "tokens": self._tokens,
-            "repeated": self._repeated,
-            "completions": self._forms.completions,
-            "forms": self._forms.counts,
-        }
+        first = {**self._first, "completions": self._forms.completions, "forms": self._forms.counts}
         return {"first": first, "rows": self._rows, "warned": self._warned}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        first = state_dict["first"]
-        self._rollouts, self._tokens, self._repeated = first["rollouts"], first["tokens"], first["repeated"]
-        self._forms = FirstForms(first["completions"], first["forms"])
-        self._rows, self._warned = state_dict["rows"], state_dict["warned"]
+        first = dict(state_dict["first"])
+        self._forms = FirstForms(first.pop("completions"), first.pop("forms"))
+        self._first, self._rows, self._warned = first, state_dict["rows"], state_dict["warned"]
 
     # --- the audit of a rollout -------------------------------------------------------------------------------------
 
@@ -140,20 +133,19 @@ class RewardWatch(StepCallback):
             audits = self._examine(experience, seed)
             metrics = judge_metrics(audits)
             tokens = experience.lengths.double().mean().item()
-            repeated = sum(audit.repeated for audit in audits) / len(audits)
-            if self._rollouts < self.first_rollouts:
-                self._rollouts += 1
-                self._tokens += tokens
-                self._repeated += repeated
+            now = {"tokens": tokens, "repeated": sum(audit.repeated for audit in audits) / len(audits)}
+            if self._first["rollouts"] < self.first_rollouts:
+                for name, value in {"rollouts": 1, **now}.items():
+                    self._first[name] += value
                 self._forms.add(audit.forms for audit in audits)
                 found = suspicions(audits)
             else:
-                usual_tokens, usual_repeated = self._tokens / self._rollouts, self._repeated / self._rollouts
-                metrics["watch/length_drift"] = tokens / usual_tokens - 1.0
-                metrics["watch/repetition_drift"] = repeated - usual_repeated
+                usual = {name: self._first[name] / self._first["rollouts"] for name in now}
+                metrics["watch/length_drift"] = tokens / usual["tokens"] - 1.0
+                metrics["watch/repetition_drift"] = now["repeated"] - usual["repeated"]
                 forms = self._forms.new_forms([audit.forms for audit in audits])
                 metrics["watch/form_drift"] = sum(form is not None for form in forms) / len(forms)
-                found = suspicions(audits, usual_tokens=usual_tokens, usual_repeated=usual_repeated, new_forms=forms)
+                found = suspicions(audits, usual, forms)
             self._note(experience, found)
         self._warn(metrics, audits)
         return {**metrics, "time/watch": seconds["watch"]}
@@ -213,21 +205,26 @@ class RewardWatch(StepCallback):
     def _warn(self, metrics: Mapping[str, float], audits: Sequence[CompletionAudit]) -> None:
         shares = {name: metrics.get(f"watch/rewarded_but_{name}_wrong", 0.0) for name in ("strict", "lenient")}
         name = max(shares, key=lambda name: shares[name])
-        enough = sum(audit.rewarded for audit in audits) >= MIN_REWARDED
-        if enough and shares[name] > self.warn_above and not self._warned["judge"]:
-            self._warned["judge"] = True
-            rank_zero_warn(
+        if sum(audit.rewarded for audit in audits) >= MIN_REWARDED:
+            self._warn_once(
+                "judge",
+                shares[name],
                 f"The {name} judge of the watch refuses {shares[name]:.0%} of the rewarded completions it looked at. "
-                f"The policy may game the reward, or the judge does not suit these answers: read {self.path or 'some'}."
+                "The policy may game the reward, or the judge does not suit these answers",
             )
         drift = metrics.get("watch/form_drift", 0.0)
-        if drift > self.warn_above and not self._warned["form"]:
-            self._warned["form"] = True
-            rank_zero_warn(
-                f"{drift:.0%} of the completions that the watch looked at have a form that was not there in the first "
-                f"{self._rollouts} rollouts. The policy may have learnt the form that was asked for, or one that the "
-                f"reward should not pay: read {self.path or 'some'}."
-            )
+        self._warn_once(
+            "form",
+            drift,
+            f"{drift:.0%} of the completions that the watch looked at have a form that was not there in the first "
+            f"{self._first['rollouts']} rollouts. The policy may have learnt the form that was asked for, or one that "
+            "the reward should not pay",
+        )
+
+    def _warn_once(self, about: str, share: float, line: str) -> None:
+        if share > self.warn_above and not self._warned[about]:
+            self._warned[about] = True
+            rank_zero_warn(f"{line}: read {self.path or 'some'}.")
 
     # --- the file ---------------------------------------------------------------------------------------------------
 
@@ -288,8 +285,7 @@ class CompletionAudit:
         return {name: score.correct for name, score in self.judges.items() if score.correct is not None}
 
 
-@dataclass(frozen=True)
-class Suspicion:
+class Suspicion(NamedTuple):
     """A reason to read a completion; a larger ``weight`` is more suspicious than others of the same sign."""
 
     audit: CompletionAudit
@@ -315,16 +311,13 @@ def judge_metrics(audits: Sequence[CompletionAudit]) -> dict[str, float]:
 
 def suspicions(
     audits: Sequence[CompletionAudit],
-    *,
-    usual_tokens: float | None = None,
-    usual_repeated: float | None = None,
+    usual: Mapping[str, float] | None = None,
     new_forms: Sequence[NewForm | None] | None = None,
 ) -> list[Suspicion]:
     """Every reason to read one of the completions.
 
     Args:
-        usual_tokens: mean length of the first rollouts; None while they last.
-        usual_repeated: mean repeated share of the first rollouts.
+        usual: mean ``tokens`` and ``repeated`` of the first rollouts; None while they last.
         new_forms: the form of each completion, where it is frequent now and was not there at first.
     """
     found = []
@@ -333,14 +326,13 @@ def suspicions(
         if audit.rewarded and refusing:
             reason = f"rewarded, but refused by the {' and the '.join(refusing)} judge"
             found.append(Suspicion(audit, "disagreement", float(len(refusing)), reason))
-        if usual_repeated is not None and audit.repeated > usual_repeated + REPETITION_EXCESS:
-            reason = f"{audit.repeated:.0%} of its n-grams are repeated, {usual_repeated:.0%} at first"
+        if usual and audit.repeated > usual["repeated"] + REPETITION_EXCESS:
+            reason = f"{audit.repeated:.0%} of its n-grams are repeated, {usual['repeated']:.0%} at first"
             found.append(Suspicion(audit, "repetition", audit.repeated, reason))
-        if usual_tokens is not None:
-            factor = max(1, audit.tokens) / usual_tokens
-            if not 1.0 / LENGTH_FACTOR < factor < LENGTH_FACTOR:
-                reason = f"{audit.tokens} tokens, {usual_tokens:.0f} at first"
-                found.append(Suspicion(audit, "length", abs(math.log2(factor)), reason))
+        factor = max(1, audit.tokens) / usual["tokens"] if usual else 1.0
+        if usual and not 1.0 / LENGTH_FACTOR < factor < LENGTH_FACTOR:
+            reason = f"{audit.tokens} tokens, {usual['tokens']:.0f} at first"
+            found.append(Suspicion(audit, "length", abs(math.log2(factor)), reason))
         if form is not None:
             shape = form.skeleton if len(form.skeleton) <= 100 else f"{form.skeleton[:49]} … {form.skeleton[-49:]}"
             reason = f"{form.share:.0%} of the completions have this form, {form.share_at_first:.1%} at first: {shape}"
