@@ -23,8 +23,7 @@ from grpo_pl.callbacks.termination import StopOnSignal
 from grpo_pl.distributed.strategy import CheckpointFiles, FSDP2Strategy, is_first_process, launched_devices
 from grpo_pl.files.runs import OpenRun, RunFolder, check_name, resume_run, start_run
 from grpo_pl.policy.quiet import quiet_libraries
-from grpo_pl.tools.doctor.callback import Doctor
-from grpo_pl.tools.doctor.course import MidCourse
+from grpo_pl.tools.doctor.callback import Doctor, MidCourse
 from grpo_pl.tools.watch import RewardWatch
 
 TRAINER_DEFAULTS: dict[str, Any] = {

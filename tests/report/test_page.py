@@ -214,7 +214,7 @@ def test_one_stalled_rollout_does_not_press_the_others_flat(browser: Browser, tm
 
 
 @needs_browser
-def test_charts_are_read_by_arrow_keys_and_told_to_a_screen_reader(page: Browser) -> None:
+def test_charts_are_read_by_arrow_keys_or_a_pointer_and_told_to_a_screen_reader(page: Browser) -> None:
     page.run("document.querySelectorAll('#charts .plot')[0].focus()")
     page.press("Left")
     assert page.texts(".tooltip") == ["rollout 30reward0.750"]
@@ -225,13 +225,6 @@ def test_charts_are_read_by_arrow_keys_and_told_to_a_screen_reader(page: Browser
     assert page.count("#charts .cursor") == 6  # in all charts over rollouts at once
     page.press("Escape")
     assert page.texts(".tooltip") == []
-    page.run("document.querySelector('.plot.map').focus()")
-    page.press("Right")
-    assert page.run(told) == f"problem 2: {HOSTILE[:60]}: rollout 0 0, rollout 30 0"
-
-
-@needs_browser
-def test_pointing_at_a_chart_shows_the_numbers_of_that_rollout(page: Browser) -> None:
     page.run(
         "const plot = document.querySelectorAll('#charts .plot')[0], box = plot.getBoundingClientRect();"
         "plot.dispatchEvent(new PointerEvent('pointermove', {clientX: box.right - 13, clientY: box.top + 50}))"
@@ -239,6 +232,9 @@ def test_pointing_at_a_chart_shows_the_numbers_of_that_rollout(page: Browser) ->
     assert page.texts(".tooltip") == ["rollout 30reward0.750"]
     page.run("document.querySelectorAll('#charts .plot')[0].dispatchEvent(new PointerEvent('pointerleave'))")
     assert page.texts(".tooltip") == []
+    page.run("document.querySelector('.plot.map').focus()")
+    page.press("Right")
+    assert page.run(told) == f"problem 2: {HOSTILE[:60]}: rollout 0 0, rollout 30 0"
 
 
 @needs_browser
@@ -266,15 +262,11 @@ def test_tile_and_legend_say_the_same_number(browser: Browser, tmp_path: Path) -
 
 
 @needs_browser
-def test_samples_open_on_a_group_whose_rewards_differ(page: Browser) -> None:
-    """In the last rollout, problem 1 got one reward for all."""
+def test_the_browser_of_samples_walks_through_rollouts_problems_and_verdicts(page: Browser) -> None:
+    """It opens on a group whose rewards differ: in the last rollout, problem 1 got one reward for all."""
     assert page.texts("#rollout-label") == ["rollout 21"]
     assert page.texts("#groups button") == ["problem 1: 1/2 all equal", "problem 2: 1/2"]
     assert page.texts("#groups button[aria-pressed=true]") == ["problem 2: 1/2"]
-
-
-@needs_browser
-def test_the_browser_of_samples_walks_through_rollouts_problems_and_verdicts(page: Browser) -> None:
     page.run("document.getElementById('previous').focus()")
     page.press("Enter")
     assert page.texts("#rollout-label") == ["rollout 11"]

@@ -43,19 +43,13 @@ def test_a_line_shows_an_answer_letter_by_letter() -> None:
     assert printed.getvalue() == "rollout 3: right: x[i] [/INST] :100: / end\n"
 
 
-def test_what_the_trained_policy_writes_is_shown_whatever_the_interval(command_line: Any) -> None:
-    done = command_line("fit", "--config", command_line.config("end"), "--data.steps=3", view())
-    assert re.findall(r"^rollout (\d): (?:right|wrong): ", done.out, re.MULTILINE) == list("023")
-
-
-def test_a_file_gets_a_line_for_each_answer_and_the_run_is_the_same(
+def test_a_file_gets_a_line_for_each_answer_and_the_last_one_and_the_run_is_the_same(
     command_line: Any, read_metrics: Callable[..., list[dict[str, str]]]
 ) -> None:
-    config = command_line.config("live")
-    alone = command_line("fit", "--config", config, "--name=alone")
-    seen = command_line("fit", "--config", config, "--name=seen", view())
-    assert alone.status == seen.status == 0, seen.err
-    assert re.findall(r"^rollout (\d): (?:right|wrong): ", seen.out, re.MULTILINE) == list("024")
+    config = command_line.config("live", data__steps=3)
+    command_line.done("fit", "--config", config, "--name=alone")
+    seen = command_line.done("fit", "--config", config, "--name=seen", view())
+    assert re.findall(r"^rollout (\d): (?:right|wrong): ", seen.out, re.MULTILINE) == list("023")
     assert re.search(r"^held-out problem \d+\+\d+=$", seen.out, re.MULTILINE)
     assert "\x1b" not in seen.out
     metrics = [read_metrics(command_line.runs / name / "metrics.csv") for name in ("alone", "seen")]
@@ -73,19 +67,16 @@ def test_a_terminal_gets_both_answers_and_two_curves(command_line: Any, monkeypa
     assert re.search(r"right [▁▂▃▄▅▆▇█]{4} ", text) and re.search(r"length [▁▂▃▄▅▆▇█]{4} ", text)
 
 
-def test_the_problem_to_be_watched_can_be_named(command_line: Any) -> None:
-    config = command_line.config("named")
-    both = (command_line("fit", "--config", config, "--data.steps=1", view(f"problem: {i}")).out for i in (0, 1))
-    first, second = (re.findall(r"^held-out problem (.*)$", out, re.MULTILINE) for out in both)
-    assert first and second and first != second
-
-
-def test_the_last_problem_stands_for_one_that_is_not_there(command_line: Any) -> None:
+def test_the_problem_to_be_watched_can_be_named_and_the_last_stands_for_one_that_is_not_there(
+    command_line: Any,
+) -> None:
     """The cold start is behind it: a number too large is no reason to lose that."""
-    config = command_line.config("nowhere")
-    done = command_line.done("fit", "--config", config, "--data.steps=1", view("problem: 999"))
+    config = command_line.config("named", data__steps=1)
+    first, last = (command_line.done("fit", "--config", config, view(f"problem: {n}")).out for n in (0, 999))
     told = r"^there is no problem 999 among \d+ held-out ones: this is the last\nheld-out"
-    assert re.search(told, done.out, re.MULTILINE)
+    assert re.search(told, last, re.MULTILINE) and "there is no problem" not in first
+    questions = [re.findall(r"^held-out problem (.*)$", out, re.MULTILINE) for out in (first, last)]
+    assert all(questions) and questions[0] != questions[1]
 
 
 @pytest.mark.parametrize("name", ["every_n_rollouts", "characters", "problem"])

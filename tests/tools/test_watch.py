@@ -267,7 +267,7 @@ def test_training_is_the_same_without_it(command_line: Any, watched: Path, read_
     assert all(torch.equal(ours[key], value) for key, value in theirs.items())
 
 
-@pytest.mark.parametrize("rollouts", [1, 4])
+@pytest.mark.parametrize("rollouts", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_a_resumed_run_watches_on_as_if_it_had_never_stopped(
     command_line: Any, watched: Path, read_metrics: Callable[..., Any], rollouts: int
 ) -> None:

@@ -105,14 +105,7 @@ def _rewards(module: GRPOModule, examples: list[dict[str, str]], problems: Seque
 def _short_spec(reward: Reward) -> dict[str, Any]:
     """``spec`` without the arguments that are the defaults."""
     spec, kind = reward.spec(), type(reward)
-    defaults = {
-        f.name: f.default
-        if f.default is not MISSING
-        else f.default_factory()
-        if f.default_factory is not MISSING
-        else None
-        for f in fields(reward)
-    }
+    defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(reward)}
     arguments = {
         name: value for name, value in spec["init_args"].items() if value != defaults.get(name) or name == "correctness"
     }

@@ -57,7 +57,7 @@ class Rule:
     code: str
     name: str
     field: str
-    """The setting to change."""
+    """The setting to change; empty where it depends on what is found."""
     look: Callable[[RunStatistics], Found]
 
     def __call__(self, statistics: RunStatistics) -> Finding | None:
@@ -180,16 +180,14 @@ def wrong_pays(s: RunStatistics) -> Found:
         yield gap, f"inside a group right answers earn {-gap:.3g} less than wrong ones: training leads away from them."
 
 
-@rule("D07", "identical completions", "model.sampling.temperature (1.0 draws what the policy is)")
+@rule("D07", "identical completions", "")
 def identical(s: RunStatistics) -> Found:
     share = s.share("identical", "groups")
     if s.enough and s.settings.group_size > 1 and share >= IDENTICAL and s.share("right") <= MOSTLY:
-        taught = s.settings.temperature >= 0.9 and s.settings.cold_start
-        yield (
-            share,
-            f"in {share:.0%} of the groups all completions are the same text, so none is better.",
-            *(["model.cold_start.steps (fewer), or model.sampling.temperature"] if taught else []),
-        )
+        field = "model.sampling.temperature (1.0 draws what the policy is)"
+        if s.settings.temperature >= 0.9 and s.settings.cold_start:
+            field = "model.cold_start.steps (fewer), or model.sampling.temperature"
+        yield share, f"in {share:.0%} of the groups all completions are the same text, so none is better.", field
 
 
 @rule("D09", "small batch", "data.prompts_per_step, model.algorithm.group_size or num_minibatches")
@@ -204,7 +202,7 @@ def small_batch(s: RunStatistics) -> Found:
 # --- completions ----------------------------------------------------------------------------------------------------
 
 
-@rule("D10", "cut off", "model.episodes.max_turns or max_episode_tokens")
+@rule("D10", "cut off", "")
 def cut_off(s: RunStatistics) -> Found:
     share, plays = s.share("cut_unpaid"), s.settings.plays
     if s.total("completions") < MIN_COMPLETIONS or share < CUT or no_end(s):
@@ -217,8 +215,9 @@ def cut_off(s: RunStatistics) -> Found:
     ended_right = (s.total("right") - s.total("cut_right")) / max(1, ended)
     if ended >= ENDED * s.total("completions") and ended_right < ENDED:
         return  # those that end by themselves are no better
-    limit = [] if plays else [f"model.sampling.max_completion_length (now {s.settings.length})"]
-    yield share, f"{share:.0%} of the completions are cut off at the limit and earn nothing.", *limit
+    field = f"model.sampling.max_completion_length (now {s.settings.length})"
+    field = "model.episodes.max_turns or max_episode_tokens" if plays else field
+    yield share, f"{share:.0%} of the completions are cut off at the limit and earn nothing.", field
 
 
 @rule(

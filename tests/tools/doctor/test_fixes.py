@@ -11,7 +11,7 @@ import yaml
 from grpo_pl.data.tables import TablePrompts
 from grpo_pl.data.tasks.word_problems import WordProblems
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
-from grpo_pl.policy.template import ANSWER_TAGS, THINK_TAGS, PromptTemplate
+from grpo_pl.policy.template import ANSWER_TAGS, THINK_TAGS, Example, PromptTemplate
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rewards import ExactReward, FormatReward, MathReward, Reward
 from grpo_pl.tools.doctor.fixes import with_fixes
@@ -40,7 +40,7 @@ def mended(code: str, folder: Path, rewards: Sequence[Reward], source: Any = Non
     module = GRPOModule(policy=PolicyConfig(path=str(folder)), rewards=list(rewards), **settings)
     module.tokenizer = load_tokenizer(module.policy_config)
     source = source or WordProblems()
-    found = [Finding(code=each, name="", figure=0.0, sentence="", field="") for each in (code, "D40")]
+    found = [Finding(each, "", 0.0, "", "") for each in (code, "D40")]
     finding, untouched = with_fixes(found, module, source.prompts(0, count=32), source)
     assert untouched.fix == ""
     return finding
@@ -80,12 +80,15 @@ def test_text_answers_stay_in_boxes_and_a_file_is_asked_for(folder: Path, tmp_pa
     assert "demonstrations: solved.jsonl" in comment and '{"prompt": …, "completion": …}' in comment
 
 
-def test_a_limit_is_doubled_as_far_as_the_context_goes(folder: Path) -> None:
+def test_a_limit_is_doubled_as_far_as_the_context_goes_and_examples_are_left_alone(folder: Path) -> None:
     for length, longer in ((20, 40), (30, 50), (50, None)):
         sampling = SamplingParams(max_completion_length=length)
         tree, _ = fix("D10", folder, [MathReward(answer_in="last_number")], sampling=sampling)
         assert tree["model"].get("sampling") == (longer and {"max_completion_length": longer})
         assert len(tree["model"]["template"]["examples"]) == 2
+    template = PromptTemplate(examples=[Example("1 + 1", "\\boxed{2}")])
+    tree, _ = fix("D10", folder, [MathReward()], template=template, sampling=SamplingParams(max_completion_length=20))
+    assert tree == {"model": {"sampling": {"max_completion_length": 40}}}
 
 
 def test_ends_that_the_tokenizer_knows_are_named(folder: Path) -> None:
@@ -94,14 +97,7 @@ def test_ends_that_the_tokenizer_knows_are_named(folder: Path) -> None:
     assert tree["model"]["sampling"] == {"stop_token_ids": [tokenizer.convert_tokens_to_ids("<|im_end|>")]}
 
 
-def test_examples_that_are_there_are_left_alone(folder: Path) -> None:
-    shown = [{"question": "1 + 1", "completion": "\\boxed{2}"}]
-    template = PromptTemplate(examples=shown)  # type: ignore[arg-type]
-    tree, _ = fix("D10", folder, [MathReward()], template=template, sampling=SamplingParams(max_completion_length=20))
-    assert tree == {"model": {"sampling": {"max_completion_length": 40}}}
-
-
-@pytest.mark.parametrize("code", ["D10", "D11", "D12"])
+@pytest.mark.parametrize("code", ["D11", *(pytest.param(code, marks=pytest.mark.slow) for code in ("D10", "D12"))])
 def test_what_is_printed_is_pasted_loaded_and_trained(code: str, tmp_path: Path, command_line: CommandLine) -> None:
     """The YAML as the terminal shows it, and then the cold start in its comment, without the signs of a comment."""
     model = save_model(tmp_path / "model", 1024)

@@ -15,8 +15,8 @@ from grpo_pl.policy.logprobs import forward_mode
 from grpo_pl.rewards import ExactReward
 from grpo_pl.rollout.engine import RolloutInterrupted
 from grpo_pl.rollout.native.child import NativeChildEngine
-from grpo_pl.tools.doctor import precision
-from grpo_pl.tools.doctor.precision import bfloat16_gain
+from grpo_pl.tools.doctor import probe
+from grpo_pl.tools.doctor.probe import bfloat16_gain
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import Problem, SamplingParams
 from tests.conftest import TINY_POLICY
@@ -27,8 +27,8 @@ PROBLEMS = [Problem(id=i, question=f"{i}+{i + 1}=", answer=str(2 * i + 1)) for i
 
 @pytest.fixture(autouse=True)
 def _any_policy_on_any_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: True)
-    monkeypatch.setattr(precision, "LEAST_PARAMETERS", 0)
+    monkeypatch.setattr(probe, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(probe, "LEAST_PARAMETERS", 0)
 
 
 def _module(dtype: Any = "float32", **parts: Any) -> GRPOModule:
@@ -58,7 +58,7 @@ def test_seconds_in_float32_over_seconds_in_bfloat16_at_the_full_length(monkeypa
     forward_mode(module.require_policy())
     before = {name: weight.clone() for name, weight in module.require_policy().named_parameters()}
     clock: Iterator[float] = chain.from_iterable(repeat((0.0, 1.0, 3.0, 0.0, 0.5, 1.0)))
-    monkeypatch.setattr(precision, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(probe, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     prompt = len(module.sampler.prompt_ids(module.require_policy(), PROBLEMS, 16)[0])
     longer = (prompt + 32) / (prompt + 16)  # of the sequences; of the completions it is 32 / 16
     assert _gain(module) == pytest.approx((1.0 * 2 + 2.0 * longer) / (0.5 * 2 + 0.5 * longer))
@@ -71,26 +71,26 @@ def test_both_types_draw_and_train(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, bool]] = []
     module = _module()
     for name in ("completion_logprobs", "rollout_rows"):
-        own = getattr(precision, name)
+        own = getattr(probe, name)
 
         def noted(*args: Any, name: str = name, own: Any = own, **kwargs: Any) -> Any:
             seen.append((name, torch.is_autocast_enabled("cpu")))
             return own(*args, **kwargs)
 
-        monkeypatch.setattr(precision, name, noted)
+        monkeypatch.setattr(probe, name, noted)
     gain = _gain(module)
     assert gain is not None and gain > 0.0
-    assert seen[1::2] == [("completion_logprobs", on) for on in (False, True)] * precision.ROUNDS
+    assert seen[1::2] == [("completion_logprobs", on) for on in (False, True)] * probe.ROUNDS
 
 
 def test_there_is_nothing_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _gain(_module(dtype="bfloat16")) is None
     assert _gain(_module(), precision="bf16-mixed") is None
     assert _gain(_module(engine=NativeChildEngine())) is None
-    monkeypatch.setattr(precision, "LEAST_PARAMETERS", 10**9)
+    monkeypatch.setattr(probe, "LEAST_PARAMETERS", 10**9)
     assert _gain(_module()) is None
-    monkeypatch.setattr(precision, "LEAST_PARAMETERS", 0)
-    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(probe, "LEAST_PARAMETERS", 0)
+    monkeypatch.setattr(probe, "multiplies_bfloat16", lambda: False)
     assert _gain(_module()) is None
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import grpo_pl
 from grpo_pl.functional.estimates import Estimate
-from grpo_pl.tools.doctor.course import course
+from grpo_pl.tools.doctor.callback import course
 from grpo_pl.tools.doctor.rules import RULES, findings
 from grpo_pl.tools.doctor.run_statistics import (
     AnswerStatistics,
