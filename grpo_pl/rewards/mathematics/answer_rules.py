@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -13,12 +14,9 @@ from grpo_pl.rewards.mathematics.canonical import canonical, has_compatibility_m
 from grpo_pl.rewards.mathematics.words import as_words, is_equation, split_name
 from grpo_pl.rewards.mathematics.written_numbers import (
     Number,
-    NumberList,
     is_worked_out,
     number_in_words,
     read_number,
-    read_number_list,
-    same_list,
     same_number,
 )
 from grpo_pl.rewards.sandbox.pool import Verdict
@@ -139,13 +137,15 @@ class AnswerRules:
 
     def _is_plain(self, side: str) -> bool:
         """True for a written-out number, a list of such numbers, and words."""
-        return any(read(side) is not None for read in (self._number, as_words, self._list))
+        return self._number(side) is not None or as_words(side) is not None or self._is_number_list(side)
 
     def _number(self, side: str) -> Number | None:
         return read_number(side, percent_is_hundredth=self.percent == "hundredth")
 
-    def _list(self, side: str) -> NumberList | None:
-        return read_number_list(side, percent_is_hundredth=self.percent == "hundredth")
+    def _is_number_list(self, side: str) -> bool:
+        """True for two or more written-out numbers, in brackets or without, that cannot be one with commas."""
+        _, items, unsure = notation.read_list(side)
+        return len(items) > 1 and not unsure and None not in map(self._number, items)
 
     def _compare(self, gold: str, answer: str) -> Verdict | Job:
         """The verdict on two canonical answers that differ in their symbols."""
@@ -235,7 +235,10 @@ class AnswerRules:
         kinds, single_gold, single = {gold_kind, kind}, len(golds) == 1, len(answers) == 1
         if kinds == {"()", "{}"} and not (single_gold or single):
             return Verdict("wrong", "a tuple or interval is no set of its numbers")
-        if kinds not in ({""}, {"{}"}, {"", "{}"}, {"", "()"}) or "" in (*golds, *answers):
+        may_be_interval = kinds in ({"[]"}, {"(]"}, {"[)"})
+        if not (may_be_interval or kinds in ({""}, {"{}"}, {"()"}, {"", "{}"}, {"", "()"})):
+            return None
+        if "" in (*golds, *answers):
             return None
         if (gold_unsure and unsure) or (gold_unsure and single) or (unsure and single_gold):
             return None
@@ -243,17 +246,33 @@ class AnswerRules:
             return None
         if (single_gold and kind == "()") or (single and gold_kind == "()"):
             return None
-        # each \pm is written out as two items
-        gold_items, items = (
-            [part for item in side for part in notation.split_top(self._for_worker(item))] for side in (golds, answers)
-        )
         if kinds == {"{}"}:
             mark = SET
         else:
-            mark = TUPLE if gold_kind == "()" or (self.ordered and "{}" not in kinds) else LIST
-            if len(gold_items) != len(items):
-                return Verdict("wrong", f"{len(items)} answers, expected {len(gold_items)}")
-        return Job(mark.join(gold_items), mark.join(items))
+            mark = TUPLE if gold_kind == "()" or may_be_interval or (self.ordered and "{}" not in kinds) else LIST
+        numbers = [[self._number(item) for item in side] for side in (golds, answers)]
+        are_numbers = all(None not in side for side in numbers)
+        if not are_numbers:
+            if may_be_interval or kinds == {"()"}:
+                return None
+            # each \pm is written out as two items
+            golds, answers = (
+                [part for item in side for part in notation.split_top(self._for_worker(item))]
+                for side in (golds, answers)
+            )
+        if mark != SET and len(golds) != len(answers):
+            return Verdict("wrong", f"{len(answers)} answers, expected {len(golds)}")
+        if are_numbers:
+            return Verdict("ok" if self._same_numbers(*numbers, mark=mark) else "wrong")
+        return Job(mark.join(golds), mark.join(answers))
+
+    def _same_numbers(self, golds: Sequence[Number], answers: Sequence[Number], *, mark: str) -> bool:
+        """True if two lists agree; sets have neither order nor duplicates, lists have duplicates."""
+        if mark == SET:
+            golds, answers = ([*{number.value: number for number in side}.values()] for side in (golds, answers))
+        if mark != TUPLE:
+            golds, answers = (sorted(side, key=lambda number: number.value) for side in (golds, answers))
+        return len(golds) == len(answers) and all(map(self._same_number, golds, answers))
 
     def _compare_notation(self, gold: str, answer: str) -> Verdict | None:
         """The verdict on times of day, dates, numbers in other bases and chains of inequalities, which are compared by
@@ -314,10 +333,6 @@ class AnswerRules:
         pointed = notation.decimal_comma(answer) if gold_number is not None and gold_number.decimal else None
         if pointed is not None and self._same_number(gold_number, self._number(pointed)):
             return Verdict("ok")
-        gold_list, numbers = self._list(gold), self._list(answer)
-        if gold_list is not None and numbers is not None:
-            same = same_list(gold_list, numbers, self._same_number, ordered=self.ordered)
-            return None if same is None else Verdict("ok" if same else "wrong")
         gold_words, words = as_words(gold), as_words(answer)
         if gold_words is not None and number is not None and (named := number_in_words(gold_words)):
             return Verdict("ok" if self._same_number(named, number) else "wrong")
@@ -332,7 +347,7 @@ class AnswerRules:
             if self._same_number(gold_number, number_in_words(words)):
                 return Verdict("ok")
             return Verdict("wrong", "words where a number was asked for")
-        if gold_number is not None and numbers is not None and not notation.read_list(gold)[2]:
+        if gold_number is not None and self._is_number_list(answer) and not notation.read_list(gold)[2]:
             return Verdict("wrong", "several numbers where one was asked for")  # [5,5]
         if gold_number is not None and gold_number.value.denominator == 1 and ":" in answer:
             return None if self.allow_unevaluated else Verdict("wrong", "not worked out")  # 8:2

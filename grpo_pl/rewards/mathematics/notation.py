@@ -228,12 +228,12 @@ _INDEXED = re.compile(rf"\s*({_NAME}|[A-Za-z]'*)\s*=\s*([^=]+)")
 def read_list(text: str) -> tuple[str, tuple[str, ...], bool]:
     """``(brackets, items, whether a comma in it may be that of thousands)`` of canonical ``text``.
 
-    The brackets are ``{}`` for a set, ``()`` or ``[]``, and ``""`` without brackets around the whole text. Equations
-    that give one name several values, as ``x=1, x=2`` and ``x_1=1, x_2=2``, are read as these values.
+    The brackets are ``{}`` for a set, ``()``, ``[]``, ``(]`` or ``[)``, and ``""`` without brackets around the whole
+    text. Equations that give one name several values, as ``x=1, x=2`` and ``x_1=1, x_2=2``, are read as these values.
     """
     wrapped = _WRAPPED.fullmatch(text)
     brackets = ""
-    if wrapped and (kind := (wrapped[1] + wrapped[3]).replace("\\", "")) in ("{}", "()", "[]"):
+    if wrapped and (kind := (wrapped[1] + wrapped[3]).replace("\\", "")) in ("{}", "()", "[]", "(]", "[)"):
         inside = wrapped[2]
         depths = list(accumulate((char in "([{") - (char in ")]}") for char in inside))
         if min(depths, default=0) >= 0:
