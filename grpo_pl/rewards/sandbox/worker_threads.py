@@ -11,7 +11,7 @@ import time
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.processes.child_process import ChildProcess, ChildStartError, exit_name
@@ -75,20 +75,15 @@ class WorkerStartError(RuntimeError):
     """A worker could not be started: a broken installation or a machine out of resources."""
 
 
-class WorkerDied(Exception):
-    """The worker ended while it had a job, or was killed because its reply could not be read.
+class Reply(NamedTuple):
+    """What a worker says of a job, or what became of the worker over it."""
 
-    Args:
-        again: another than this job may be to blame, so it is tried again.
-    """
-
-    def __init__(self, reason: str, *, again: bool) -> None:
-        super().__init__(reason)
-        self.again = again
-
-
-class OverHardLimit(Exception):
-    """The worker exceeded the hard limit on CPU time, or did not answer within the wall-clock limit."""
+    status: Status
+    detail: str
+    ended: bool = False
+    """The worker has ended, or is killed because it is late or sent what is no reply to this job."""
+    again: bool = False
+    """Another than this job may be to blame, so it is tried again."""
 
 
 class Worker:
@@ -111,35 +106,30 @@ class Worker:
             self.process.close()
             raise WorkerStartError(f"the sandbox worker could not start {settings.judge}: {fault}")
 
-    def ask(self, job: list[Any], limit_s: float) -> dict[str, Any]:
-        """Sends a job and returns the worker's reply.
-
-        Raises:
-            OverHardLimit: the hard limit ended the worker, or it did not answer within ``limit_s`` wall-clock seconds
-                and was killed.
-            WorkerDied: it ended for another reason, or what it sent is no reply to this job and it was killed.
-        """
+    def ask(self, job: list[Any], limit_s: float) -> Reply:
+        """Sends a job and returns what came of it; ``killed`` where the hard limit ended the worker, or it did not
+        answer within ``limit_s`` seconds of the clock."""
         channel = self.process.channel
         key = secrets.token_hex(8)  # which code in the worker cannot know before: no reply is one to a later job
         try:
             text = channel.ask(json.dumps([key, *job]).encode("ascii"), limit_s, longest=LONGEST_REPLY)
-            reply: dict[str, Any] = json.loads(text)
-            if reply["key"] != key or reply["status"] not in get_args(Status):
+            said = json.loads(text)
+            if said["key"] != key or said["status"] not in get_args(Status):
                 raise ValueError("it is one to an earlier job")
-            return {"status": reply["status"], "detail": str(reply["detail"]), "last": bool(reply["last"])}
+            reply = Reply(said["status"], str(said["detail"]), ended=bool(said["last"]))
         except TimeoutError:
-            self.process.close()
-            raise OverHardLimit from None
+            reply = Reply("killed", "", ended=True)
         except (EOFError, OSError):
             channel.close()
             status = self.process.exit_status(within_s=5.0)
-            self.process.close()
-            if status == -signal.SIGVTALRM:
-                raise OverHardLimit from None
-            raise WorkerDied(f"worker ended with {exit_name(status)}", again=-status in OUTSIDE_SIGNALS) from None
+            by_limit, by_others = status == -signal.SIGVTALRM, -status in OUTSIDE_SIGNALS
+            detail = f"worker ended with {exit_name(status)}"
+            reply = Reply("killed" if by_limit else "crashed", detail, ended=True, again=by_others)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
+            reply = Reply("crashed", f"worker sent what is no reply to this job: {error!r}", ended=True, again=True)
+        if reply.ended:
             self.process.close()
-            raise WorkerDied(f"worker sent what is no reply to this job: {error!r}", again=True) from None
+        return reply
 
 
 class WorkerThreads:
@@ -236,41 +226,31 @@ class WorkerThreads:
         soft, hard = self.settings.soft_limit_s, self.settings.hard_limit_s
         if task.caller is not None and not task.slow:
             soft, hard = min(soft, SHORT_S), min(hard, SHORT_HARD_S)
-        for attempt in range(MAX_ATTEMPTS):
-            worker = self.workers[slot]
+        for _ in range(MAX_ATTEMPTS):
             if time.monotonic() >= task.deadline:
                 return Verdict("timeout", "no worker was free in time")
             try:
-                if worker is None:
-                    worker = self.workers[slot] = Worker(self.settings)
-                left = max(0.0, task.deadline - time.monotonic())
-                reply = self._ask(worker, task, [*task.job, soft, hard], min(hard * self.settings.wall_factor, left))
+                worker = self.workers[slot] = self.workers[slot] or Worker(self.settings)
             except (WorkerStartError, OSError) as error:
                 return Verdict("unavailable", str(error))
-            except OverHardLimit:
+            left = max(0.0, task.deadline - time.monotonic())
+            reply = self._ask(worker, task, [*task.job, soft, hard], min(hard * self.settings.wall_factor, left))
+            if reply.ended:
+                self.workers[slot] = None
+            if reply.ended and reply.status == "killed":
                 self.kills += 1
-                self.workers[slot] = None
                 return Verdict("killed", f"over {hard:g} s" if math.isinf(task.deadline) else "not done in time")
-            except WorkerDied as death:
-                self.workers[slot] = None
-                if task.verdict.cancelled():
-                    return Verdict("unavailable", "nobody waits for it any more")
-                if attempt + 1 < MAX_ATTEMPTS and death.again:
-                    continue
-                return Verdict("crashed", f"{death}")
-            if reply["last"]:
-                self.workers[slot] = None
-                worker.process.close()
-            return Verdict(reply["status"], reply["detail"])
-        raise AssertionError("unreachable: the last attempt always returns")
+            if not reply.again or task.verdict.cancelled():
+                break
+        return Verdict(reply.status, reply.detail)
 
-    def _ask(self, worker: Worker, task: Task, message: list[Any], limit_s: float) -> dict[str, Any]:
+    def _ask(self, worker: Worker, task: Task, message: list[Any], limit_s: float) -> Reply:
         """The worker's reply; meanwhile the task's caller may kill the worker."""
         if task.caller is None:
             return worker.ask(message, limit_s)
         with task.caller.lock:
             if task.caller.gone:
-                return {"status": "unavailable", "detail": "nobody waits for it any more", "last": False}
+                return Reply("unavailable", "nobody waits for it any more")
             task.kill = worker.process.kill
         try:
             return worker.ask(message, limit_s)
