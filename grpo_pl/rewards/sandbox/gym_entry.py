@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -101,23 +101,16 @@ def check_task(task: str, settings: Mapping[str, Any]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """``value`` in JSON types; other types become an object with one key that begins with ``$`` (see ``_RESTORE``)."""
+    """``value`` in JSON types; other types become an object with one key that begins with ``$`` (see ``_KINDS``)."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):
         return [_plain(item) for item in value]
-    if isinstance(value, tuple):
-        return {"$tuple": [_plain(item) for item in value]}
-    if isinstance(value, set | frozenset):
-        return {"$set": [_plain(item) for item in sorted(value, key=repr)]}
-    if isinstance(value, dict):
-        if all(isinstance(key, str) and not key.startswith("$") for key in value):
-            return {key: _plain(item) for key, item in value.items()}
-        return {"$items": [[_plain(key), _plain(item)] for key, item in value.items()]}
-    if isinstance(value, Fraction):
-        return {"$fraction": [value.numerator, value.denominator]}
-    if type(value) in _TIMES:
-        return {_TIMES[type(value)]: value.isoformat()}
+    if isinstance(value, dict) and all(isinstance(key, str) and not key.startswith("$") for key in value):
+        return {key: _plain(item) for key, item in value.items()}
+    for tag, (kind, parts, _) in _KINDS.items():
+        if isinstance(value, kind):
+            return {tag: _plain(parts(value))}
     if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a number of NumPy
         return _plain(value.item())
     raise TypeError(f"{type(value).__name__} is not plain data")
@@ -125,10 +118,11 @@ def _plain(value: Any) -> Any:
 
 def _restored(tree: dict[str, Any]) -> Any:
     tag = next(iter(tree), "")
-    return _RESTORE[tag](tree[tag]) if len(tree) == 1 and tag in _RESTORE else tree
+    return _KINDS[tag][2](tree[tag]) if len(tree) == 1 and tag in _KINDS else tree
 
 
-def _fraction(numerator: Any, denominator: Any) -> Fraction:
+def _fraction(pair: Any) -> Fraction:
+    numerator, denominator = pair
     if type(numerator) is not int or type(denominator) is not int or denominator == 0:
         raise ValueError("a fraction is two whole numbers, the second not 0")
     return Fraction(numerator, denominator)
@@ -138,11 +132,14 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-_TIMES: dict[type[Any], str] = {datetime.datetime: "$datetime", datetime.date: "$date", datetime.time: "$time"}
-_RESTORE: dict[str, Any] = {
-    "$tuple": tuple,
-    "$fraction": lambda pair: _fraction(*pair),
-    "$set": set,
-    "$items": lambda pairs: {key: value for key, value in pairs},
-    **{tag: kind.fromisoformat for kind, tag in _TIMES.items()},
+_KINDS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "$tuple": (tuple, list, tuple),
+    "$set": (set | frozenset, lambda value: sorted(value, key=repr), set),
+    "$items": (dict, lambda value: [[key, item] for key, item in value.items()], dict),
+    "$fraction": (Fraction, lambda value: [value.numerator, value.denominator], _fraction),
+    "$datetime": (datetime.datetime, datetime.datetime.isoformat, datetime.datetime.fromisoformat),
+    "$date": (datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),
+    "$time": (datetime.time, datetime.time.isoformat, datetime.time.fromisoformat),
 }
+"""Key -> class, how its values are written in plain types, and how they are made of these again; a datetime is a date
+too, and comes before it."""
