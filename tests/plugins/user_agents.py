@@ -270,7 +270,7 @@ class Deeds:
         return 0.0 if (codes, secrets, ours) == ([401, 401, 401], [], []) else 1.0
 
     def do_trespass(self) -> float:
-        answer = post(self.base_url, "/chat/completions", "x" + self.key[1:], {"messages": self.history})
+        answer = post(self.base_url, "/chat/completions", self.key.swapcase(), {"messages": self.history})
         return float(answer["error"]["code"] == "invalid_api_key")
 
     def do_pays_then_raises(self) -> float:
