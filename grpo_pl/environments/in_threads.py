@@ -21,9 +21,8 @@ class _Task:
     began: float | None = None
     """When a thread took it up; None while it waits for one."""
     environment: Environment | None = None
-    done: bool = False
-    overdue: bool = False
-    """Its episode has ended without it."""
+    over: bool = False
+    """It is done, or its episode has ended without it."""
 
 
 class Threads:
@@ -59,10 +58,13 @@ class Threads:
         """Transitions that are complete by now, or within ``timeout_s``."""
         ended: list[tuple[int, Transition]] = []
         left = min((self._left(task) for task in self._running.values()), default=0.0)
+        wait = max(1e-3, min(timeout_s, left))
         with contextlib.suppress(queue.Empty):
-            self._note(self._ended.get(timeout=max(1e-3, min(timeout_s, left))), ended)
             while True:
-                self._note(self._ended.get_nowait(), ended)
+                task, transition = self._ended.get(timeout=wait)
+                del self._running[task.episode]
+                ended.append((task.episode, transition))
+                wait = 0.0
         for episode, task in list(self._running.items()):
             if self._left(task) <= 0 and self._abandon(task):
                 del self._running[episode]
@@ -91,18 +93,18 @@ class Threads:
         """Seconds until a task is overdue; one that waits for a thread cannot be."""
         return self.limits.of(task.method) - (0.0 if task.began is None else time.monotonic() - task.began)
 
-    def _note(self, result: tuple[_Task, Transition], ended: list[tuple[int, Transition]]) -> None:
-        task, transition = result
-        del self._running[task.episode]
-        ended.append((task.episode, transition))
+    def _is_first(self, task: _Task) -> bool:
+        """True for one of the two: the thread that has done a task, and who ends its episode without it."""
+        with self._lock:
+            first, task.over = not task.over, True
+            return first
 
     def _abandon(self, task: _Task) -> bool:
-        """Ends an episode without its task, whose thread closes the environment; false if the task is done."""
-        with self._lock:
-            task.overdue = not task.done
-            if task.overdue:
-                self.environments.pop(task.episode, None)
-            return task.overdue
+        """Ends an episode without its task; false if that is done. The thread of one that has begun closes what it
+        plays."""
+        if (first := self._is_first(task)) and task.began is not None:
+            self.environments.pop(task.episode, None)
+        return first
 
     def _add_thread(self) -> None:
         name = f"grpo_pl-environment-{len(self._threads)}"
@@ -114,14 +116,12 @@ class Threads:
         self, tasks: queue.SimpleQueue[_Task | None], results: queue.SimpleQueue[tuple[_Task, Transition]]
     ) -> None:
         while (task := tasks.get()) is not None:
-            if task.overdue:  # its pool was closed while it waited
-                return
-            task.environment = self.environments.get(task.episode)
-            task.began = time.monotonic()
-            done = attempted(self._call, {"task": task}, where=task.method, blame=self.prototype.blame)
             with self._lock:
-                task.done = not task.overdue
-            if task.overdue:
+                if task.over:  # its pool was closed while it waited
+                    return
+                task.environment, task.began = self.environments.get(task.episode), time.monotonic()
+            done = attempted(self._call, {"task": task}, where=task.method, blame=self.prototype.blame)
+            if not self._is_first(task):
                 _close(task.environment)
                 return  # another thread has taken this one's place
             results.put((task, done))
@@ -130,7 +130,7 @@ class Threads:
         if task.method == "reset":
             task.environment = self.prototype.fresh()
             with self._lock:
-                if not task.overdue:
+                if not task.over:
                     self.environments[task.episode] = task.environment
         return getattr(task.environment, task.method)(**task.arguments)
 
