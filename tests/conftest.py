@@ -446,7 +446,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-IN_TORCH = ("test_interrupt", "test_sigkill", "test_sigterm", "test_shared_prompts", "test_draws",
+IN_TORCH = ("test_interrupt", "test_sigkill", "test_shared_prompts", "test_draws",
             "test_recorded", "test_prefetch")  # fmt: skip
 """Modules about the forward pass in torch, or about what happens in the middle of a rollout: the decode kernel ends it
 before anything can."""

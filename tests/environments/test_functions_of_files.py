@@ -7,7 +7,6 @@ import pytest
 
 from grpo_pl.environments import Environment, EnvironmentPool
 from grpo_pl.environments.gymnasium_ids import GymnasiumEnvironment
-from grpo_pl.environments.textarena_games import TextArenaEnvironment
 from grpo_pl.environments.trl_factory import TRLEnvironment
 from tests.environments.turns import reset
 
@@ -50,12 +49,7 @@ def cards(file: Path, **settings: Any) -> Environment:
     return GymnasiumEnvironment(id="Blackjack-v1", observe=f"{file}:seen", **settings)
 
 
-def guessing(file: Path, **settings: Any) -> Environment:
-    pytest.importorskip("textarena")
-    return TextArenaEnvironment(id="GuessTheNumber-v0", observe=f"{file}:seen", **settings)
-
-
-@pytest.mark.parametrize("make", [trl, cards, guessing])
+@pytest.mark.parametrize("make", [trl, cards])
 def test_in_a_process_of_its_own(file: Path, make: Any) -> None:
     with EnvironmentPool(make(file)) as pool:
         assert {start.observation for start in reset(pool, *range(3)).values()} == {"as the file has it"}

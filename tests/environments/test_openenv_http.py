@@ -1,17 +1,14 @@
 """An OpenEnv server over HTTP: a real one, small, that speaks the protocol."""
 
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from grpo_pl.environments import EnvironmentPool, episode_value, play
+from grpo_pl.environments import EnvironmentPool, episode_value, openenv_http, play
 from grpo_pl.environments.openenv_http import OpenEnvEnvironment
 from tests.environments.turns import reset, step
 
@@ -130,38 +127,12 @@ def test_no_server_is_found_out_before_the_first_episode() -> None:
         OpenEnvEnvironment(urls=["http://127.0.0.1:9"], isolation="process")
 
 
-RANK = """
-import sys
-from torch import distributed
-from grpo_pl.environments.openenv_http import OpenEnvEnvironment
-rank, store, *urls = sys.argv[1:]
-distributed.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=2)
-try:
-    OpenEnvEnvironment(urls=urls[:1]).prepare()
-except ValueError as error:
-    print(error)
-environment = OpenEnvEnvironment(urls=urls)
-environment.prepare()
-print(environment.reset(seed=int(rank), row={})[0])
-distributed.barrier()
-"""
-
-
-@pytest.mark.slow
-def test_every_rank_has_servers_of_its_own(servers: list[EchoServer], tmp_path: Path) -> None:
-    """Both would begin with the first that they find free."""
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "store"), *(server.url for server in servers)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [rank.communicate(timeout=120)[0].splitlines() for rank in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    assert said == [["urls names 1 servers for 2 training processes: each needs its own.", "ready"]] * 2
+def test_every_rank_has_servers_of_its_own(servers: list[EchoServer], monkeypatch: pytest.MonkeyPatch) -> None:
+    """All would begin with the first that they find free."""
+    urls = [server.url for server in servers]
+    for rank in range(2):
+        monkeypatch.setattr(openenv_http, "_rank_and_world", lambda rank=rank: (rank, 2))
+        with pytest.raises(ValueError, match="urls names 1 servers for 2 training processes: each needs its own"):
+            OpenEnvEnvironment(urls=urls[:1]).prepare()
+        assert play(OpenEnvEnvironment(urls=urls), [], seed=rank)[0].observation == "ready"
     assert [[body["seed"] for _, body in server.requests] for server in servers] == [[0], [1]]

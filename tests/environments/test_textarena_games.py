@@ -58,7 +58,7 @@ def test_a_move_that_means_nothing_is_marked() -> None:
 )
 def test_what_cannot_be_played_alone_is_refused_in_one_line(settings: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says) as refused:
-        EnvironmentPool(TextArenaEnvironment(**settings)).start()
+        TextArenaEnvironment(**settings).prepare()
     assert "\n" not in str(refused.value)
 
 

@@ -87,16 +87,16 @@ def test_the_same_call_is_made_again(environment: ToolEnvironment) -> None:
 def test_the_calls_of_an_action_share_its_time(environment: ToolEnvironment) -> None:
     hang, good = call("misbehave", how="hang"), call("multiply", a=2, b=3)
     told(environment, good)
-    contents = told(replace(environment, action_limit_s=4.0), good + 5 * hang + good)
+    contents = told(replace(environment, action_limit_s=2.0), good + 3 * hang + good)
     assert contents[:2] == ["6", "Error: not done in time"]
-    assert contents[-1] == "Error: not called: the calls before took the 4 s of an action"
+    assert contents[-1] == "Error: not called: the calls before took the 2 s of an action"
 
 
 def test_a_call_that_hangs_holds_no_other_episode_up(environment: ToolEnvironment) -> None:
     hang, good = call("misbehave", how="hang"), call("multiply", a=2, b=3)
     with EnvironmentPool(replace(environment, action_limit_s=10.0), PoolLimits(step_timeout_s=12.0)) as pool:
         reset(pool, *range(8))
-        turns = step(pool, {episode: 2 * hang if episode < 4 else good for episode in range(8)})
+        turns = step(pool, {episode: hang if episode < 4 else good for episode in range(8)})
     assert {turn.status for turn in turns.values()} == {"ok"}
     assert [turns[i].observation[-1]["content"] for i in range(4, 8)] == ["6"] * 4  # type: ignore[index,call-overload]
 

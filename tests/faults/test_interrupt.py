@@ -1,4 +1,4 @@
-"""Ctrl-C: the last completed rollout is kept and the status is 130, wherever it comes; a second one ends it at once."""
+"""A run that is asked to stop, by Ctrl-C or SIGTERM, keeps its last completed rollout and goes on from there."""
 
 import os
 import signal
@@ -26,17 +26,31 @@ def _wait_until(process: Any, condition: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-def test_ctrl_c_saves_the_last_completed_rollout_and_exits_130(
-    quickstart: Any, assert_same_end: Callable[[Any], None]
+@pytest.mark.parametrize(
+    ("number", "status", "moment", "visit"),
+    [
+        (signal.SIGINT, 130, "rollout", 90),
+        (signal.SIGTERM, 143, "rollout", 90),
+        pytest.param(signal.SIGTERM, 143, "validation", 4, marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_that_is_asked_to_stop_saves_its_last_completed_rollout_and_goes_on_from_there(
+    quickstart: Any,
+    assert_same_end: Callable[[Any], None],
+    read_metrics: Callable[..., Any],
+    number: signal.Signals,
+    status: int,
+    moment: Any,
+    visit: int,
 ) -> None:
-    planned, never = (
-        Death("rollout", 90, signal.SIGINT),
-        ("--checkpoint.every_n_rollouts=100", "--checkpoint.keep_best=0"),
-    )
-    assert quickstart.fit("--resume", *never, death=planned) == 130, quickstart.log
-    assert "stopped by Ctrl-C; --resume goes on." in quickstart.log and "Traceback" not in quickstart.log
+    never = ("--checkpoint.every_n_rollouts=100", "--checkpoint.keep_best=0")
+    assert quickstart.fit("--resume", *never, death=Death(moment, visit, number)) == status, quickstart.log
+    assert ("stopped by Ctrl-C; --resume goes on." in quickstart.log) == (number == signal.SIGINT)
+    assert "Traceback" not in quickstart.log
     checkpoint = newest_whole(quickstart.run / "checkpoints", warn=pytest.fail)
-    assert checkpoint is not None and 0 < rollouts_of(checkpoint) < 6
+    assert checkpoint is not None
+    done = [int(row["step"]) for row in read_metrics(quickstart.run / "metrics.csv") if "reward" in row]
+    assert 1 <= rollouts_of(checkpoint) == done[-1] < 6
     assert quickstart.fit("--resume") == 0, quickstart.log
     assert_same_end(quickstart)
 

@@ -25,8 +25,7 @@ def test_three_deaths_leave_no_trace(quickstart: Any, assert_same_end: Callable[
 
 
 def test_deaths_in_the_middle_of_episodes_leave_no_trace(played: Any, assert_same_end: Callable[[Any], None]) -> None:
-    for planned in (Death("environment", 70), Death("rollout", 33)):
-        assert played.fit("--resume", death=planned) == -signal.SIGKILL, played.log
+    assert played.fit("--resume", death=Death("environment", 70)) == -signal.SIGKILL, played.log
     assert played.fit("--resume") == 0, played.log
     assert_same_end(played)
 
@@ -35,9 +34,8 @@ def test_deaths_in_a_cold_start_leave_no_trace(
     quickstart: Any, tmp_path: Path, assert_same_end: Callable[[Any], None]
 ) -> None:
     ours = replace(quickstart, cache=tmp_path / "cache")
-    for visit in (10, 15):
-        assert ours.fit("--resume", death=Death("cold start", visit)) == -signal.SIGKILL, ours.log
-        assert [file.suffix for file in (ours.cache / "cold_start").iterdir()] == [".ckpt"]
+    assert ours.fit("--resume", death=Death("cold start", 15)) == -signal.SIGKILL, ours.log
+    assert [file.suffix for file in (ours.cache / "cold_start").iterdir()] == [".ckpt"]
     assert ours.fit("--resume") == 0, ours.log
     assert_same_end(ours)
     assert [file.suffix for file in (ours.cache / "cold_start").iterdir()] == [""]  # the result alone
@@ -45,27 +43,19 @@ def test_deaths_in_a_cold_start_leave_no_trace(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_twenty_deaths_in_the_middle_of_episodes_leave_no_trace(
-    played: Any, assert_same_end: Callable[[Any], None]
+@pytest.mark.parametrize(
+    ("run", "deaths", "turns"),
+    [("played", 20, 120), ("asked", 10, 300)],  # a rollout has 30 turns at least, and 96 in sessions of agents
+)
+def test_many_deaths_in_the_middle_of_episodes_leave_no_trace(
+    request: pytest.FixtureRequest, assert_same_end: Callable[[Any], None], run: str, deaths: int, turns: int
 ) -> None:
-    rng = random.Random(0)
-    for _ in range(20):  # a rollout has 30 turns at least, so some of these deaths come after a checkpoint
-        planned = Death("environment", rng.randint(1, 120))
-        assert played.fit("--resume", death=planned) in (-signal.SIGKILL, 0), played.log
-    assert played.fit("--resume") == 0, played.log
-    assert_same_end(played)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_ten_deaths_in_the_middle_of_sessions_of_agents_leave_no_trace(
-    asked: Any, assert_same_end: Callable[[Any], None]
-) -> None:
-    rng = random.Random(0)
-    for _ in range(10):  # a rollout has 96 turns
-        assert asked.fit("--resume", death=Death("environment", rng.randint(1, 300))) in (-signal.SIGKILL, 0), asked.log
-    assert asked.fit("--resume") == 0, asked.log
-    assert_same_end(asked)
+    quickstart, rng = request.getfixturevalue(run), random.Random(0)
+    for _ in range(deaths):
+        planned = Death("environment", rng.randint(1, turns))
+        assert quickstart.fit("--resume", death=planned) in (-signal.SIGKILL, 0), quickstart.log
+    assert quickstart.fit("--resume") == 0, quickstart.log
+    assert_same_end(quickstart)
 
 
 @pytest.mark.slow

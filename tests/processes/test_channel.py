@@ -31,13 +31,6 @@ def test_a_reader_splits_bytes_into_messages_wherever_they_are_cut() -> None:
         assert found == messages
 
 
-def test_a_reader_refuses_a_message_by_its_length_alone() -> None:
-    reader = MessageReader(longest=10)
-    assert list(reader.feed(framed(b"x" * 10))) == [b"x" * 10]
-    with pytest.raises(MessageTooLong, match="11 bytes"):
-        list(reader.feed(framed(b"x" * 11)[:8]))
-
-
 def test_a_channel_gives_whole_messages_and_notices_the_end(ends: Ends) -> None:
     channel, other = ends
     other.sendall(framed(b"one") + framed(b"") + framed(b"three")[:9])

@@ -23,13 +23,17 @@ from grpo_pl.rewards import MathReward
 from grpo_pl.rewards.sandbox.pool import SandboxSettings, Verdict, WorkerPool, WorkerStartError
 from tests.process_list import lives
 
-BOMB = ("x^2", "9^{9^{9^9}}")
 JOBS = [(f"x^{{{i}}}+1", f"1+x^{{{i if i % 3 else i + 1}}}") for i in range(1, 31)]
 EXPECTED = ["ok" if i % 3 else "wrong" for i in range(1, 31)]
 
 
 SORTS = """
+import time
+
 def judge(gold, answer, relative_tolerance):
+    time.sleep(0.01 * gold.startswith("0"))
+    if answer == "late":
+        return "timeout", ""
     return ("ok" if sorted(gold.split("+")) == sorted(answer.split("+")) else "wrong"), ""
 """
 """A judge for JOBS, whose workers start at once: they need no algebra."""
@@ -62,9 +66,11 @@ def light_pool(pool_of: PoolOf) -> WorkerPool:
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[WorkerPool]:
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
     """Shared by tests that end none of them."""
-    pool = WorkerPool(SandboxSettings(soft_limit_s=0.5, hard_limit_s=10.0))
+    judge = tmp_path_factory.mktemp("judge") / "sorts.py"
+    judge.write_text(SORTS)
+    pool = WorkerPool(SandboxSettings(judge=str(judge), soft_limit_s=0.5, hard_limit_s=10.0))
     pool.start()
     yield pool
     pool.close()
@@ -114,24 +120,22 @@ def test_what_may_take_long_begins_first(shared: WorkerPool, monkeypatch: pytest
 
 
 def test_the_cache_forgets_the_oldest_and_never_keeps_timeouts(pool_of: PoolOf) -> None:
-    pool = pool_of(soft_limit_s=0.5, hard_limit_s=10.0, cache_size=2)
-    assert statuses(pool.run([*JOBS[:3], BOMB])) == [*EXPECTED[:3], "timeout"]
+    pool = pool_of(SORTS, cache_size=2)
+    assert statuses(pool.run([*JOBS[:3], ("x", "late")])) == [*EXPECTED[:3], "timeout"]
     assert list(pool._cache) == JOBS[1:3]
 
 
-def test_workers_killed_from_outside_mid_batch_lose_nothing(pool_of: PoolOf) -> None:
-    pool = pool_of(soft_limit_s=0.5, hard_limit_s=10.0, workers=2)
-    pool.start()
-    first = pool.pids
-    jobs = [(f"x^{{{i}}}+{j}", f"{j}+x^{{{i}}}") for i in range(1, 30) for j in range(1, 6)]
-    killers = [threading.Timer(0.2 + 0.3 * i, os.kill, (pid, signal.SIGKILL)) for i, pid in enumerate(first)]
+def test_workers_killed_from_outside_mid_batch_lose_nothing(light_pool: WorkerPool) -> None:
+    light_pool.start()
+    first = light_pool.pids
+    jobs = [(f"0+{i}", f"{i}+0") for i in range(100)]  # of 10 ms each
+    killers = [threading.Timer(0.05 + 0.2 * i, os.kill, (pid, signal.SIGKILL)) for i, pid in enumerate(first)]
     for killer in killers:
         killer.start()
-    verdicts = pool.run(jobs)
+    verdicts = light_pool.run(jobs)
     for killer in killers:
         killer.join()
     assert statuses(verdicts) == ["ok"] * len(jobs)
-    assert statuses(pool.run([JOBS[0]])) == ["ok"]
     assert wait_until_gone(first) == []
 
 
@@ -142,27 +146,21 @@ def test_a_worker_killed_while_idle_is_replaced(light_pool: WorkerPool) -> None:
     assert statuses(light_pool.run(JOBS)) == EXPECTED
 
 
-def test_a_worker_deaf_to_the_soft_limit_is_killed_and_replaced(pool_of: PoolOf) -> None:
-    pool = pool_of(SORTS, soft_limit_s=0.2, hard_limit_s=0.5)
-    pool.start()
-    (pid,) = pool.pids
-    os.kill(pid, signal.SIGSTOP)  # does not even take signals
-    assert pool.run([JOBS[0]]) == [Verdict("killed", "over 0.5 s")]
-    assert pool.kills == 1
-    assert wait_until_gone([pid]) == []
-    assert statuses(pool.run(JOBS[:2])) == ["ok", "ok"]
+ALLOCATES = """
+def judge(gold, answer, relative_tolerance):
+    return "ok", str(len(bytearray(int(answer))))
+"""
 
 
-def test_memory_is_limited_and_a_bomb_does_not_pass_the_limit(pool_of: PoolOf) -> None:
-    pool = pool_of(soft_limit_s=20.0, hard_limit_s=60.0, memory_limit_mb=512)
+def test_memory_is_limited_and_what_needs_more_costs_its_own_job_alone(pool_of: PoolOf) -> None:
+    pool = pool_of(ALLOCATES, memory_limit_mb=512)
     pool.start()
     limits = Path(f"/proc/{pool.pids[0]}/limits").read_text()
     (address_space,) = re.findall(r"Max address space +(\d+)", limits)
     (core,) = re.findall(r"Max core file size +(\d+)", limits)
     assert (int(address_space), int(core)) == (512 * 2**20, 0)
-    (verdict,) = pool.run([("5", "2^{10^{10}}")])  # 1.25 GB
-    assert verdict.status in ("wrong", "crashed")  # SymPy swallows some memory errors
-    assert statuses(pool.run(JOBS[:2])) == ["ok", "ok"]
+    assert pool.run([("", f"{10**9}")]) == [Verdict("crashed", "over 512 MB")]
+    assert pool.run([("", "1000")]) == [Verdict("ok", "1000")]
 
 
 def test_closing_ends_the_workers_and_a_closed_pool_starts_again(light_pool: WorkerPool) -> None:
@@ -228,13 +226,12 @@ def test_data_loader_workers_score(method: str) -> None:
     reward = MathReward(workers=1)
     reward.pool.start()
     loader = DataLoader(
-        [r"\boxed{1+x}", r"\boxed{x+2}", r"\boxed{9^{9^{9^9}}+x}"],  # type: ignore[arg-type]
+        [r"\boxed{1+x}", r"\boxed{x+2}"],  # type: ignore[arg-type]
         num_workers=1,
         collate_fn=functools.partial(reward, answers=["x+1"], columns={}),
         multiprocessing_context=method,
     )
-    *judged, late = [score.status for (score,) in loader]
-    assert judged == ["ok", "wrong"] and late in ("timeout", "killed")  # a worker that has just begun may be slow
+    assert [score.status for (score,) in loader] == ["ok", "wrong"]
     reward.close()
 
 
@@ -245,45 +242,29 @@ def test_a_pool_survives_pickle_and_deepcopy_without_its_workers(light_pool: Wor
         assert twin.pids == []
 
 
-PARENT = """
-import threading, time
-from grpo_pl.rewards.sandbox.pool import SandboxSettings, WorkerPool
-pool = WorkerPool(SandboxSettings(soft_limit_s=1.5, hard_limit_s=2.0, workers=2))
-pool.start()
-threading.Thread(target=pool.run, args=([("5", "100000000!")],), daemon=True).start()
-time.sleep(0.3)
-print(*pool.pids, flush=True)
-time.sleep(600)
-"""
-
-
-def test_no_orphans_when_the_parent_is_killed() -> None:
-    """One worker is idle, one busy, with gmpy2 deep in C code; its own CPU timers end it."""
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    pids = [int(pid) for pid in parent.stdout.readline().split()]
-    assert len(pids) == 2
-    assert all(lives(pid) for pid in pids)
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
-    assert wait_until_gone(pids) == []
-
-
 WAITS = """
 import subprocess, time
 
 def judge(gold, answer, relative_tolerance):
-    program = subprocess.Popen(["sleep", "600"])
-    with open(answer, "w") as file:
-        print(program.pid, file=file)
-    time.sleep(600)
+    if answer:
+        program = subprocess.Popen(["sleep", "600"])
+        with open(answer, "w") as file:
+            print(program.pid, file=file)
+        time.sleep(600)
+    return "ok", ""
 """
-WAITING = """
+COUNTS = """
+def judge(gold, answer, relative_tolerance):
+    with open(answer, "w") as file:
+        print(file=file)
+    sum(range(10**12))
+"""
+"""In C, which handles no signals."""
+PARENT = """
 import sys, threading, time
 from pathlib import Path
 from grpo_pl.rewards.sandbox.pool import SandboxSettings, WorkerPool
-pool = WorkerPool(SandboxSettings(workers=1, wall_factor=400.0, judge=sys.argv[1]))
+pool = WorkerPool(SandboxSettings(workers=2, wall_factor=400.0, judge=sys.argv[1]))
 pool.start()
 threading.Thread(target=pool.run, args=([("", sys.argv[2])],), daemon=True).start()
 while not (Path(sys.argv[2]).exists() and Path(sys.argv[2]).read_text().endswith("\\n")):
@@ -293,31 +274,39 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_worker_whose_job_waits_ends_with_its_parent(tmp_path: Path, number: signal.Signals) -> None:
-    """With what the job has started; no CPU time passes, and a signal to the parent's group reaches none of them."""
-    judge, file = tmp_path / "waits.py", tmp_path / "program"
-    judge.write_text(WAITS)
+@pytest.mark.parametrize(
+    ("source", "number"), [(COUNTS, signal.SIGKILL), (WAITS, signal.SIGTERM)], ids=["busy", "waits"]
+)
+def test_workers_end_with_their_parent(tmp_path: Path, source: str, number: signal.Signals) -> None:
+    """One is idle. The other is busy until its own CPU timers end it; or it waits, with a program that its job has
+    started, where no CPU time passes. A signal to the parent's group reaches none of them."""
+    judge, file = tmp_path / "judge.py", tmp_path / "program"
+    judge.write_text(source)
     parent = subprocess.Popen(
-        [sys.executable, "-c", WAITING, str(judge), str(file)],
+        [sys.executable, "-c", PARENT, str(judge), str(file)],
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
     assert parent.stdout is not None
-    pids = [int(parent.stdout.readline()), int(file.read_text())]
-    assert all(map(lives, pids))
+    pids = [int(pid) for pid in [*parent.stdout.readline().split(), *file.read_text().split()]]
+    assert len(pids) == 2 + (source == WAITS) and all(map(lives, pids))
     os.killpg(parent.pid, number)
     parent.wait()
     parent.stdout.close()
     assert wait_until_gone(pids) == []
 
 
-def test_a_program_that_a_job_has_started_ends_with_its_worker(pool_of: PoolOf, tmp_path: Path) -> None:
-    file = tmp_path / "program"
-    pool = pool_of(WAITS, soft_limit_s=0.9, hard_limit_s=1.0, wall_factor=2.0)
-    assert statuses(pool.run([("", str(file))])) == ["killed"]
-    assert wait_until_gone([int(file.read_text())]) == []
+def test_a_worker_deaf_to_the_soft_limit_is_killed_with_what_it_started_and_replaced(
+    pool_of: PoolOf, tmp_path: Path
+) -> None:
+    file, pool = tmp_path / "program", pool_of(WAITS, soft_limit_s=0.4, hard_limit_s=0.5, wall_factor=2.0)
+    pool.start()
+    (pid,) = pool.pids
+    assert pool.run([("", str(file))]) == [Verdict("killed", "over 0.5 s")]
+    assert pool.kills == 1
+    assert wait_until_gone([pid, int(file.read_text())]) == []
+    assert statuses(pool.run([("", "")])) == ["ok"]
 
 
 FORGES = """

@@ -5,19 +5,29 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextvars import copy_context
+from pathlib import Path
 
 import pytest
 
 from grpo_pl.rewards.sandbox.pool import SandboxSettings, WorkerPool
 from grpo_pl.rewards.sandbox.task_queue import CALLER, Caller, Job, Task, TaskQueue, Verdict, looks_costly
 
-ENDLESS = r"9^{9^{9^{9}}}"  # neither answers nor hears the soft limit
-PATIENT = SandboxSettings(soft_limit_s=300.0, hard_limit_s=600.0, workers=1)
+ENDLESS = r"9^{9^{9^{9}}}"
+LOOPS = """
+def judge(gold, answer, relative_tolerance):
+    while "9^{9" in answer or "gcd" in answer:
+        pass
+    return ("ok" if sorted(gold.split("+")) == sorted(answer.split("+")) else "wrong"), ""
+"""
 
 
 @pytest.fixture
-def pool() -> Iterator[WorkerPool]:
-    pool = WorkerPool(PATIENT)
+def pool(tmp_path: Path) -> Iterator[WorkerPool]:
+    """Patient; its one worker starts at once."""
+    (tmp_path / "loops.py").write_text(LOOPS)
+    pool = WorkerPool(
+        SandboxSettings(soft_limit_s=300.0, hard_limit_s=600.0, workers=1, judge=str(tmp_path / "loops.py"))
+    )
     yield pool
     pool.close()
 
@@ -80,9 +90,9 @@ def test_a_formula_is_costly_by_its_looks(formula: str, costly: bool) -> None:
     assert time.monotonic() - began < 1.0
 
 
-def test_a_pair_that_only_proves_costly_makes_way() -> None:
+def test_a_pair_that_only_proves_costly_makes_way(pool: WorkerPool) -> None:
     """It looks harmless, takes ten minutes, and there is no worker but the two that begin with it and its like."""
-    pool, hostile, honest = WorkerPool(PATIENT), Caller(), Caller()
+    hostile, honest = Caller(), Caller()
     harmless = [("5", rf"\gcd({i},7)^{{99}}+(1+\sqrt{{2}}+x+y+z)^{{99}}") for i in range(4)]
     assert not any(looks_costly(answer) for _, answer in harmless)
     with ThreadPoolExecutor(2) as threads:
@@ -92,7 +102,6 @@ def test_a_pair_that_only_proves_costly_makes_way() -> None:
         hostile.leave()
         with pytest.raises(CancelledError):
             bombs.result(60)
-    pool.close()
 
 
 def test_costly_pairs_hold_up_no_other_caller_and_are_forgotten_when_theirs_leaves(pool: WorkerPool) -> None:
