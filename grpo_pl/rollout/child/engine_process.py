@@ -12,12 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
+from grpo_pl.policy.weights import bucketed
 from grpo_pl.processes.child_process import ChildProcess
-from grpo_pl.rollout.child.tensors import SharedMemory, buckets
+from grpo_pl.rollout.child.tensors import SharedMemory
 from grpo_pl.rollout.engine import EngineDied, ProgressFn, RolloutInterrupted
 
-BUCKET_BYTES = 256 * 2**20
-"""Weights that are handed over at a time."""
+BUCKET_BYTES = 128 * 2**20
+"""Weights that are handed over at a time; they are in memory twice meanwhile."""
 POLL_S = 0.02
 STOP_LIMIT_S = 10.0
 """Seconds in which a worker that is told to stop must have answered."""
@@ -71,8 +72,8 @@ class EngineProcess:
         """
         with self._exchange():
             self._send("load")
-            for placed in buckets(weights, self._memory, BUCKET_BYTES):
-                self._send("bucket", placed)
+            for bucket in bucketed(weights, BUCKET_BYTES):
+                self._send("bucket", self._memory.write(bucket))
                 kind, value = self._answer(should_stop=watch)
                 if kind == "error":
                     raise value

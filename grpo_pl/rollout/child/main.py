@@ -18,7 +18,7 @@ from torch import Tensor
 import grpo_pl
 from grpo_pl.processes.channel import Channel
 from grpo_pl.processes.modules import load_name
-from grpo_pl.rollout.child.tensors import SharedMemory, unpacked
+from grpo_pl.rollout.child.tensors import SharedMemory
 from grpo_pl.rollout.engine import ProgressFn
 from grpo_pl.types import GenerateRequest, Rollout
 
@@ -85,9 +85,9 @@ class Host:
             _, placed = self._receive()
             if placed is None:
                 return
-            tensors = list(unpacked(placed, self._memory))
+            tensors = self._memory.read(placed)
             self._send("done", None)
-            yield from tensors
+            yield from tensors.items()
 
     def _progress(self, tokens: int, finished: int) -> None:
         now, self._untold = time.monotonic(), (tokens, finished)
