@@ -72,8 +72,6 @@ EXTRA_OF = {
     "grpo_pl/rollout/ray/cluster.py": "ray",
     "grpo_pl/rollout/ray/pool.py": "ray",
     "grpo_pl/rollout/vllm/keyed_draws.py": "vllm",
-    "grpo_pl/rollout/vllm/reload.py": "vllm",
-    "grpo_pl/rollout/vllm/slot_draws.py": "vllm",
     "grpo_pl/rollout/vllm/worker.py": "vllm",
     "serve/grammar_judge.py": "structured",
 }

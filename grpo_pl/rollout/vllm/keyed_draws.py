@@ -1,4 +1,4 @@
-"""A logits processor of vLLM's that draws each row's token by the row's key and masks all others."""
+"""Logits processors of vLLM's, one for each of its model runners, that draw each row's token by the row's key."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, process_dict_updates
+from vllm.v1.worker.gpu.sample import logits_processor as second
 
 from grpo_pl.functional.sampling import Noise, draw_tokens, likeliest_tokens, token_keys, truncate_logits
 
@@ -67,3 +68,42 @@ class _Row(NamedTuple):
 def _keyed(params: Any, prompt: list[int] | None, drawn: list[int]) -> _Row | None:
     extra = params.extra_args or {}
     return _Row(extra[KEY], extra[DRAW], extra[TOP], drawn) if KEY in extra else None
+
+
+class SlotDraws(second.LogitsProcessor):
+    """The same for vLLM's second model runner, which keeps the state of requests in slots of the device. Rows are
+    reordered at every step and name their slot; the index of the token that is drawn is the position of the
+    row's last token, plus one, less the tokens of its prompt. Nothing of a step goes to the host or comes from it."""
+
+    def __init__(self, vllm_config: Any, req_states: second.LogitsProcRequestState) -> None:
+        self._prompt_lengths = req_states.prompt_len
+        self._names = torch.zeros(req_states.max_num_reqs, dtype=torch.int64, device=req_states.device)
+        self._keyed = torch.zeros(req_states.max_num_reqs, dtype=torch.bool, device=req_states.device)
+        self._staged: dict[int, int | None] = {}  # slot -> key of the request that has entered it
+        self._how: tuple[dict[str, Any], int] | None = None  # of all rows of a rollout
+
+    def add_request(self, req_idx: int, sampling_params: Any) -> bool:
+        extra = sampling_params.extra_args or {}
+        self._staged[req_idx] = extra.get(KEY)
+        if KEY in extra:
+            self._how = extra[DRAW], extra[TOP]
+        return KEY in extra
+
+    def apply_staged_writes(self) -> None:
+        if not self._staged:
+            return
+        device, keys = self._names.device, self._staged.values()
+        slots = torch.tensor(list(self._staged), device=device)
+        self._names[slots] = torch.tensor([key or 0 for key in keys], device=device)
+        self._keyed[slots] = torch.tensor([key is not None for key in keys], device=device)
+        self._staged.clear()
+
+    def apply(self, logits: Tensor, ctx: second.LogitsContext) -> Tensor:
+        if self._how is None:
+            return logits
+        slots = ctx.expanded_idx_mapping.long()
+        real = slots >= 0  # rows that only fill a graph have none
+        slots = slots.clamp(min=0)
+        positions = ctx.pos.long() + 1 - self._prompt_lengths.gpu[slots].long()
+        drawn = told(logits, token_keys(self._names[slots], positions), *self._how)
+        return torch.where((real & self._keyed[slots]).unsqueeze(1), drawn, logits)

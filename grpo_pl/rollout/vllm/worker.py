@@ -20,8 +20,7 @@ from vllm.sampling_params import RequestOutputKind
 from grpo_pl.rollout.decoding import DecodeMonitor, assemble, pad_left, row_keys
 from grpo_pl.rollout.engine import ProgressFn
 from grpo_pl.rollout.vllm.engine import SECOND_RUNNER
-from grpo_pl.rollout.vllm.keyed_draws import DRAW, KEY, TOP, KeyedDraws
-from grpo_pl.rollout.vllm.slot_draws import SlotDraws
+from grpo_pl.rollout.vllm.keyed_draws import DRAW, KEY, TOP, KeyedDraws, SlotDraws
 from grpo_pl.types import NO_TOKEN, GenerateRequest, Rollout
 
 
@@ -70,7 +69,7 @@ class VLLMWorker:
                 generation_config="vllm",  # the policy's own defaults are not ours
                 logits_processors=[SlotDraws if os.environ.get(SECOND_RUNNER) == "1" else KeyedDraws],
                 logprobs_mode="processed_logits",
-                worker_extension_cls="grpo_pl.rollout.vllm.reload.Reload",
+                worker_extension_cls="grpo_pl.rollout.vllm.worker.Reload",
                 async_scheduling=False,  # which draws before it has written the last token down
                 max_logprobs=-1,  # no limit
                 **{"enable_prefix_caching": True, "disable_log_stats": True, "seed": 0, **engine_args},
@@ -192,3 +191,23 @@ def _likeliest(told: Sequence[dict[int, float]], tokens: Tensor, count: int) -> 
         ids[row, : len(ranked)] = torch.tensor([one for one, _ in ranked], dtype=torch.int32)
         logprobs[row, : len(ranked)] = torch.tensor([value for _, value in ranked])
     return ids, logprobs
+
+
+class Reload:
+    """Mixed into vLLM's worker by ``worker_extension_cls``: takes new weights, including those that it has packed."""
+
+    def take_weights(self: Any, weights: Iterator[tuple[str, Tensor]]) -> None:
+        """Every weight of the model anew. On CPUs layers compute with packed copies, two kinds of which vLLM's own
+        reload leaves old: those of experts, which it packs with their kernel, and of a head that is tied to the
+        embedding, which is not loaded itself."""
+        from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+        modules = list(self.get_model().modules())
+        on_cpu = self.device.type == "cpu"
+        for module in modules:
+            if on_cpu and getattr(getattr(module, "quant_method", None), "moe_kernel", None) is not None:
+                module.quant_method.moe_kernel = None  # so that it is made again
+        self.reload_weights(weights_iterator=weights)
+        for module in modules:
+            if on_cpu and isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
+                module.quant_method.process_weights_after_loading(module)

@@ -53,7 +53,7 @@ def _step(processor: Any, slots: dict[int, int], rows: list[tuple[int, int]]) ->
 
 
 def test_rows_are_drawn_by_key_and_position_in_any_order(state: Any) -> None:
-    from grpo_pl.rollout.vllm.slot_draws import SlotDraws
+    from grpo_pl.rollout.vllm.keyed_draws import SlotDraws
 
     processor, slots = SlotDraws(None, state), {0: 4, 1: 0, 2: 2}
     assert all(_enter(processor, state, row, slot) for row, slot in slots.items())
@@ -65,7 +65,7 @@ def test_rows_are_drawn_by_key_and_position_in_any_order(state: Any) -> None:
 
 
 def test_a_slot_that_is_used_again_has_the_key_of_its_new_request(state: Any) -> None:
-    from grpo_pl.rollout.vllm.slot_draws import SlotDraws
+    from grpo_pl.rollout.vllm.keyed_draws import SlotDraws
 
     processor = SlotDraws(None, state)
     _enter(processor, state, 0, 1)
@@ -77,7 +77,7 @@ def test_a_slot_that_is_used_again_has_the_key_of_its_new_request(state: Any) ->
 def test_rows_without_a_key_or_a_request_are_left_as_they_are(state: Any) -> None:
     from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext
 
-    from grpo_pl.rollout.vllm.slot_draws import SlotDraws
+    from grpo_pl.rollout.vllm.keyed_draws import SlotDraws
 
     processor, logits = SlotDraws(None, state), torch.cat([_logits(row, 0) for row in range(3)])
     context: Any = {name: None for name in LogitsContext.__dataclass_fields__}
