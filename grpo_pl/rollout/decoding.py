@@ -1,19 +1,24 @@
-"""Parts that decode loops share: drawing and recording tokens, stopping, padding prompts, and the `Rollout`."""
+"""Parts that engines share: drawing and recording tokens, stopping, padding, making a `Rollout` and joining several."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from grpo_pl.functional.sampling import Noise, draw_tokens, kept_tokens, likeliest_tokens, sample_key, truncate_logits
 from grpo_pl.rollout.engine import PolicyDiverged, RolloutInterrupted, Watching
 from grpo_pl.rollout.texts import TextStream
-from grpo_pl.types import NO_TOKEN, GenerateRequest, Rollout, SampleKey
+from grpo_pl.types import NO_TOKEN, NO_TURN, NO_VERSION, GenerateRequest, Rollout, SampleKey
 
+LEFT = ("prompt_ids", "prompt_mask")
+"""Tensors of a `Rollout` whose rows are padded on the left; all others are on the right."""
+_FILL = {"turn_index": NO_TURN, "policy_version": NO_VERSION, "support": NO_TOKEN, "top_ids": NO_TOKEN}
 _MOST_RECORDED = 1 << 29  # numbers of 4 bytes each: 2 GiB
 
 
@@ -177,17 +182,16 @@ def assemble(
         PolicyDiverged: a log-probability is NaN or infinite.
     """
     eos_token_ids, pad_token_id, texts = monitor.eos, monitor.request.pad_token_id, monitor.texts
-    width = max(tokens.shape[1] for tokens, _ in drawn)
-    completion_ids = torch.cat([_widen(tokens, width, pad_token_id) for tokens, _ in drawn])  # (B, T)
+    completion_ids = _joined([tokens for tokens, _ in drawn], pad_token_id)  # (B, T)
     kept = completion_mask(completion_ids, monitor.request.eos_token_ids)
-    kept &= torch.cat([_widen(torch.ones_like(tokens, dtype=torch.bool), width, False) for tokens, _ in drawn])
+    kept &= _joined([torch.ones_like(tokens, dtype=torch.bool) for tokens, _ in drawn], False)
     if monitor.limits is not None:
         limits = torch.tensor(monitor.limits, device=kept.device).unsqueeze(1)  # (B, 1)
-        kept &= torch.arange(width, device=kept.device) < limits
+        kept &= torch.arange(kept.shape[1], device=kept.device) < limits
     for row, text in enumerate(texts):
         if text.stopped:
             kept[row, len(text.tokens) :] = False
-    logprobs = torch.cat([_widen(chunk, width, 0.0) for _, chunk in drawn]).masked_fill(~kept, 0.0)  # (B, T)
+    logprobs = _joined([chunk for _, chunk in drawn], 0.0).masked_fill(~kept, 0.0)  # (B, T)
     if not logprobs.isfinite().all():
         raise PolicyDiverged(
             "the policy's logits are not finite: its weights have diverged, or its type cannot hold its activations. "
@@ -212,5 +216,27 @@ def assemble(
     )
 
 
-def _widen(tensor: Tensor, width: int, value: Any) -> Tensor:
-    return torch.nn.functional.pad(tensor, (0, width - tensor.shape[1]), value=value)
+def join_rollouts(rollouts: Sequence[Rollout], pad_token_id: int) -> Rollout:
+    """Rollouts one after the other, all with the group size of the first one, padded to the widest of them."""
+    fill = {**_FILL, "top_logprobs": -torch.inf, "prompt_ids": pad_token_id, "completion_ids": pad_token_id}
+    tensors: dict[str, Any] = {
+        name: _joined([getattr(rollout, name) for rollout in rollouts], fill.get(name, 0), left=name in LEFT)
+        for name in rollout_tensors(rollouts[0])
+    }
+    reasons = [reason for rollout in rollouts for reason in rollout.finish_reasons]
+    return replace(rollouts[0], finish_reasons=reasons, **tensors)
+
+
+def rollout_tensors(rollout: Rollout) -> dict[str, Tensor]:
+    """The tensors of a rollout by name, without those that it lacks."""
+    return {name: tensor for name, tensor in vars(rollout).items() if torch.is_tensor(tensor)}
+
+
+def _joined(parts: Sequence[Tensor], fill: float, *, left: bool = False) -> Tensor:
+    """Tensors (rows, …) below one another, padded to the widest along every further axis."""
+    sizes = [max(part.shape[axis] for part in parts) for axis in range(parts[0].dim() - 1, 0, -1)]  # the last one first
+    padded = []
+    for part in parts:
+        missing = [size - own for size, own in zip(sizes, part.shape[:0:-1], strict=True)]
+        padded.append(pad(part, [n for each in missing for n in ((each, 0) if left else (0, each))], value=fill))
+    return torch.cat(padded)

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from grpo_pl.functional.sampling import small_seed
+from grpo_pl.rollout.decoding import join_rollouts
 from grpo_pl.rollout.engine import RolloutEngine, Watching, counting_on
 from grpo_pl.rollout.texts import TextStream
 from grpo_pl.types import NO_TOKEN, FinishReason, GenerateRequest, Rollout, SampleKey, SamplingParams, ThoughtEnd
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+_RECORDED = {"sampling_logprobs": 0.0, "support": NO_TOKEN, "top_ids": NO_TOKEN, "top_logprobs": -torch.inf}
 
 
 def drawn_budget(sampling: SamplingParams, key: SampleKey) -> int:
@@ -51,18 +53,18 @@ def draw_completions(
     begun = _limited(request, list(map(min, budgets, longest)), request.group_size)
     first = _generate(engine, model, begun, **counting_on(watching, 0, 0, ends=False))
     rows = [_Row.begun(request, first, i, limit=longest[i], budget=budgets[i]) for i in range(len(keys))]
-    going = [i for i, row in enumerate(rows) if row.finish is None]
-    later = None
+    going, drawn = [i for i, row in enumerate(rows) if row.finish is None], first
     if going:
         prompts = [[*request.prompt_ids[i // request.group_size], *rows[i].tokens] for i in going]
-        drawn = [[replace(keys[i], drawn=len(rows[i].tokens))] for i in going]
+        names = [[replace(keys[i], drawn=len(rows[i].tokens))] for i in going]
         left = [longest[i] - len(rows[i].tokens) for i in going]
-        rest = _limited(replace(request, prompt_ids=prompts, keys=drawn), left, 1)
+        rest = _limited(replace(request, prompt_ids=prompts, keys=names), left, 1)
         counted = counting_on(watching, int(first.lengths.sum()), len(rows) - len(going))
         later = _generate(engine, model, rest, **counted)
-        for at, i in enumerate(going):
-            rows[i].go_on(request, later, at)
-    return _joined(request, rows, first, later)
+        drawn = join_rollouts([first, later], request.pad_token_id)
+        for number, i in enumerate(going, start=len(rows)):
+            rows[i].go_on(request, drawn, number)
+    return _as_one(request, rows, first, drawn)
 
 
 def _generate(
@@ -96,8 +98,8 @@ class _Row:
     """Tokens of the thought, and its budget."""
     finish: FinishReason | None
     """None while it goes on."""
-    later: int | None = None
-    """Its row of the second draw."""
+    later: int = 0
+    """Number of its second draw among the rows of both draws."""
 
     @classmethod
     def begun(cls, request: GenerateRequest, first: Rollout, row: int, *, limit: int, budget: int) -> _Row:
@@ -117,9 +119,9 @@ class _Row:
             finish="stop" if stopped else "length" if full else None,
         )
 
-    def go_on(self, request: GenerateRequest, later: Rollout, row: int) -> None:
-        new = later.completion_ids[row, : int(later.lengths[row])].tolist()
-        self.finish, self.later = later.finish_reasons[row], row
+    def go_on(self, request: GenerateRequest, drawn: Rollout, row: int) -> None:
+        new = drawn.completion_ids[row, : int(drawn.lengths[row])].tolist()
+        self.finish, self.later = drawn.finish_reasons[row], row
         if (stops := request.stops) is not None:  # a stop string may begin before what was drawn now
             text = TextStream(stops.tokenizer, stops.texts, prefix=stops.prefix)
             text.push([*self.tokens, *new])
@@ -128,44 +130,38 @@ class _Row:
         self.tokens += new
 
 
-def _joined(request: GenerateRequest, rows: Sequence[_Row], first: Rollout, later: Rollout | None) -> Rollout:
+def _as_one(request: GenerateRequest, rows: Sequence[_Row], first: Rollout, drawn: Rollout) -> Rollout:
+    """``drawn`` has the rows of the first draw, and behind them those of the second."""
     device, width = first.completion_ids.device, max(len(row.tokens) for row in rows)
-    lengths = torch.tensor([len(row.tokens) for row in rows], device=device).unsqueeze(1)
+    numbers = [(i, row.later, row.kept, row.kept + row.fed, len(row.tokens)) for i, row in enumerate(rows)]
+    own, later, begin, end, lengths = torch.tensor(numbers, device=device).T.unsqueeze(2)  # (B, 1) each
     places = torch.arange(width, device=device)
-    begin, end = (torch.tensor([row.kept + n * row.fed for row in rows], device=device).unsqueeze(1) for n in (0, 1))
-    mask = places < lengths  # (B, T)
-    written = mask & ~((places >= begin) & (places < end))
-    padded = [row.tokens + [request.pad_token_id] * (width - len(row.tokens)) for row in rows]
-
-    def placed(name: str, fill: float) -> Any:
-        """(B, T, …): what both draws recorded of the tokens that the policy wrote; None if they recorded nothing."""
-        parts = [getattr(first, name), *([] if later is None else [getattr(later, name)])]
-        if parts[0] is None:
-            return None
-        if parts[0].dim() == 3:
-            most = max(part.shape[2] for part in parts)
-            parts = [pad(part, (0, most - part.shape[2]), value=fill) for part in parts]
-        whole = torch.full((len(rows), width, *parts[0].shape[2:]), fill, dtype=parts[0].dtype, device=device)
-        for i, row in enumerate(rows):
-            whole[i, : row.kept] = parts[0][i, : row.kept]
-            if row.later is not None:
-                start = row.kept + row.fed
-                whole[i, start : len(row.tokens)] = parts[1][row.later, : len(row.tokens) - start]
-        return whole
-
+    mask, again = places < lengths, places >= end  # (B, T)
+    written = mask & ((places < begin) | again)
+    source = torch.where(again, later, own)
+    place = torch.where(again, places - end, places).clamp(max=drawn.completion_ids.shape[1] - 1)
+    recorded: dict[str, Any] = {}  # (B, T, …) of the tokens that the policy wrote
+    for name, fill in (
+        ("sampling_logprobs", 0.0),
+        ("support", NO_TOKEN),
+        ("top_ids", NO_TOKEN),
+        ("top_logprobs", -torch.inf),
+    ):
+        if (tensor := getattr(drawn, name)) is not None:
+            there = written.view(*written.shape, *[1] * (tensor.dim() - 2))
+            recorded[name] = torch.where(there, tensor[source, place], fill)
     return Rollout(
         group_size=request.group_size,
         prompt_ids=first.prompt_ids,
         prompt_mask=first.prompt_mask,
-        completion_ids=torch.tensor(padded, device=device),
+        completion_ids=torch.tensor(
+            [row.tokens + [request.pad_token_id] * (width - len(row.tokens)) for row in rows], device=device
+        ),
         completion_mask=mask,
         action_mask=written,
-        sampling_logprobs=placed("sampling_logprobs", 0.0),
         finish_reasons=[row.finish or "length" for row in rows],
-        support=placed("support", NO_TOKEN),
-        top_ids=placed("top_ids", NO_TOKEN),
-        top_logprobs=placed("top_logprobs", -torch.inf),
         thoughts=torch.tensor([[row.thought] for row in rows], dtype=torch.int32, device=device),
+        **recorded,
     )
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from grpo_pl.environments.base import Transition
+from grpo_pl.rollout.decoding import LEFT, rollout_tensors
 from grpo_pl.rollout.episode_rows import Episode, Turn
-from grpo_pl.rollout.groups import PADDED, rollout_tensors, samples_to
+from grpo_pl.rollout.groups import samples_to
 from grpo_pl.rollout.sampler import Samples
 from grpo_pl.types import Problem, Rollout
 
@@ -67,7 +68,7 @@ def trimmed(samples: Samples) -> Samples:
     prompt = int(rollout.prompt_mask.sum(dim=1).max())
     completion = int(rollout.lengths.max())
     tensors = {
-        name: tensor[:, -prompt:] if PADDED.get(name) == "left" else tensor[:, :completion]
+        name: tensor[:, -prompt:] if name in LEFT else tensor[:, :completion]
         for name, tensor in rollout_tensors(rollout).items()
     }
     return replace(samples, rollout=replace(rollout, **tensors))

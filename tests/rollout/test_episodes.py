@@ -25,11 +25,11 @@ from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.policy.weights import checkpoint_weights
 from grpo_pl.rollout.child.model_spec import ModelSpec
 from grpo_pl.rollout.child.player import Player
+from grpo_pl.rollout.decoding import join_rollouts
 from grpo_pl.rollout.engine import RolloutEngine, RolloutInterrupted
 from grpo_pl.rollout.episode_rows import Episode
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.episodes import EpisodeRequest, run_episodes
-from grpo_pl.rollout.groups import join_rollouts
 from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.native.kernel_slots import KernelSlots

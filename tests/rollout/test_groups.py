@@ -1,10 +1,8 @@
 """Taking groups out of samples and joining samples: rows keep what belongs to them."""
 
-from dataclasses import fields
-
 import torch
 
-from grpo_pl.rollout.groups import OPTIONAL, PADDED, join_samples, select_groups
+from grpo_pl.rollout.groups import join_samples, select_groups
 from grpo_pl.rollout.sampler import Samples
 from grpo_pl.types import NO_TURN, NO_VERSION, Problem, Rollout
 
@@ -75,8 +73,3 @@ def test_selected_groups_keep_theirs() -> None:
     assert chosen.rollout.policy_version[1].tolist() == [5, NO_VERSION, 6, 6]
     assert chosen.rollout.turn_index[1].tolist() == [0, NO_TURN, 1, 1]
     assert chosen.rollout.action_lengths.tolist() == [1, 3]
-
-
-def test_every_tensor_of_a_rollout_is_carried() -> None:
-    carried = {*PADDED, *OPTIONAL}
-    assert carried == {f.name for f in fields(Rollout)} - {"group_size", "finish_reasons"}

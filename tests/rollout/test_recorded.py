@@ -24,8 +24,8 @@ from grpo_pl.policy.logprobs import (
     use_forward_mode,
 )
 from grpo_pl.rewards import ExactReward
+from grpo_pl.rollout.decoding import join_rollouts
 from grpo_pl.rollout.engine import RolloutEngine
-from grpo_pl.rollout.groups import join_rollouts
 from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine

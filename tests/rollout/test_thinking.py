@@ -11,9 +11,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grpo_pl.functional.sampling import Noise, draw_tokens, sample_key, token_keys
 from grpo_pl.policy.loading import PolicyConfig, load_model
 from grpo_pl.policy.template import PromptTemplate
-from grpo_pl.rollout.decoding import row_keys
+from grpo_pl.rollout.decoding import join_rollouts, row_keys
 from grpo_pl.rollout.engine import RolloutEngine
-from grpo_pl.rollout.groups import join_rollouts
 from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.continuous import ContinuousBatch, SequenceOptions
 from grpo_pl.rollout.native.decode_kernel import built_kernels

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from grpo_pl.environments.base import Transition
+from grpo_pl.rollout.decoding import rollout_tensors
 from grpo_pl.rollout.episode_rows import Episode, Turn
-from grpo_pl.rollout.groups import OPTIONAL, PADDED, join_samples, select_groups
+from grpo_pl.rollout.groups import join_samples, select_groups
 from grpo_pl.rollout.sampler import Samples
 from grpo_pl.training.plain_samples import from_plain, to_plain, trimmed
 from grpo_pl.types import Problem, Rollout
@@ -52,8 +53,8 @@ def _samples(width: int) -> Samples:
 
 
 def _assert_equal(ours: Samples, theirs: Samples) -> None:
-    for name in (*PADDED, *OPTIONAL):
-        assert torch.equal(getattr(ours.rollout, name), getattr(theirs.rollout, name)), name
+    for name, tensor in rollout_tensors(theirs.rollout).items():
+        assert torch.equal(getattr(ours.rollout, name), tensor), name
     assert ours.rollout.group_size == theirs.rollout.group_size
     assert list(ours.rollout.finish_reasons) == list(theirs.rollout.finish_reasons)
     assert list(ours.prompts) == list(theirs.prompts) and list(ours.episodes or ()) == list(theirs.episodes or ())

@@ -17,9 +17,9 @@ from torch import Tensor
 from grpo_pl.rollout.child.main import forget_secrets, portable, versions
 from grpo_pl.rollout.child.player import Player
 from grpo_pl.rollout.copy_engine import WeightsVersion
+from grpo_pl.rollout.decoding import join_rollouts
 from grpo_pl.rollout.engine import EngineDied, ProgressFn, RolloutInterrupted
 from grpo_pl.rollout.episodes import AnyRequest, EngineOutput
-from grpo_pl.rollout.groups import join_rollouts
 from grpo_pl.rollout.ray import cluster
 
 log = logging.getLogger(__name__)
