@@ -21,7 +21,6 @@ from typing import get_type_hints
 
 import grpo_pl
 from grpo_pl.cli.commands import TRAINER_VERBS, VERBS
-from grpo_pl.cli.help_page import split_help, stored_page
 from grpo_pl.config.jsonargparse_adapter import USAGE_ERROR, Parser, explain, options_described
 from grpo_pl.config.objects import ConfigError, gather
 from grpo_pl.config.shipped import with_shipped_configs
@@ -50,15 +49,15 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f"grpo-pl: error: unknown command {verb!r}{nearest(verb, TRAINER_VERBS | VERBS)}", file=sys.stderr)
         print("(all commands: grpo-pl --help)", file=sys.stderr)
         return USAGE_ERROR
-    if rest in (["-h"], ["--help"]) and (page := stored_page(verb)) is not None:
-        print(page, end="")
+    given, about = split_help(with_shipped_configs(rest))
+    if verb in TRAINER_VERBS and given == ["--help"] and not about:  # at once: all that a parser needs takes seconds
+        print(short_page(verb), end="")
         return 0
     if not {"", str(Path.cwd())} & set(sys.path):
         sys.path.append(str(Path.cwd()))  # a `class_path` may name a module that lies here; last, to shadow nothing
     try:
-        given = with_shipped_configs(rest)
         with options_described(given):
-            return _train(verb, given) if verb in TRAINER_VERBS else _command(verb, given)
+            return _train(verb, given, about) if verb in TRAINER_VERBS else _command(verb, given)
     except KeyboardInterrupt:
         print(f"grpo-pl {verb}: stopped by Ctrl-C.", file=sys.stderr)
         return INTERRUPTED
@@ -94,7 +93,26 @@ grpo-pl COMMAND --help shows the options of one; grpo-pl --version the version.
 Start with: grpo-pl fit --config configs/quickstart.yaml"""
 
 
-def _train(verb: str, args: list[str]) -> int:
+def split_help(args: Sequence[str]) -> tuple[list[str], str]:
+    """Arguments with a plain ``--help``, and what it was asked about: ``all``, a part such as ``model.sampling``, or
+    ``""``; ``all`` where no help was asked for."""
+    for place, arg in enumerate(args):
+        flag, equals, value = arg.partition("=")
+        if flag not in ("-h", "--help"):
+            continue
+        rest = list(args[place + 1 :])
+        if not equals and rest and not rest[0].startswith("-"):
+            value = rest.pop(0)
+        return [*args[:place], "--help", *rest], value
+    return list(args), "all"
+
+
+def short_page(verb: str) -> str:
+    """The options that most runs set, on one screen."""
+    return Path(__file__).with_name("help").joinpath(f"{verb}.txt").read_text(encoding="utf-8")
+
+
+def _train(verb: str, args: list[str], help_about: str) -> int:
     end_with_launcher()
     with _imports_kept():
         from grpo_pl.policy.library_internals import import_models
@@ -109,9 +127,14 @@ def _train(verb: str, args: list[str]) -> int:
 
     quiet_libraries()
     try:
-        if verb == "doctor":
-            return DoctorCLI([verb, *args]).status
-        (RewardModelCLI if verb == "fit" and trains_reward_model(args) else GRPOCLI)([verb, *args])
+        if verb == "fit" and trains_reward_model(args):
+            RewardModelCLI([verb, *args])  # whose page of help is short
+        elif not help_about:
+            print(short_page(verb), end="")
+        elif verb == "doctor":
+            return DoctorCLI([verb, *args], help_about).status
+        else:
+            GRPOCLI([verb, *args], help_about)
     except RolloutInterrupted as stop:
         by_hand = stop.signal == signal.SIGINT
         print(f"grpo-pl {verb}: stopped by {'Ctrl-C' if by_hand else 'SIGTERM'}; --resume goes on.", file=sys.stderr)
@@ -124,7 +147,6 @@ def _train(verb: str, args: list[str]) -> int:
 
 
 def _command(verb: str, args: list[str]) -> int:
-    args, _ = split_help(args)  # its page is short: `--help all` is the same
     with _imports_kept():
         function = getattr(importlib.import_module(f"grpo_pl.cli.commands.{verb}"), verb)
     description = re.split(r"\n(?:Args|Returns|Raises):", inspect.getdoc(function) or "")[0]

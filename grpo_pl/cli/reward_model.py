@@ -14,7 +14,6 @@ from lightning.pytorch.cli import LightningArgumentParser
 from grpo_pl.callbacks.held_out import ValidateAtBothEnds
 from grpo_pl.callbacks.record import KeepConfiguration
 from grpo_pl.callbacks.termination import StopOnSignal
-from grpo_pl.cli.help_page import split_help
 from grpo_pl.cli.preflight import check_lightning
 from grpo_pl.cli.run_folder import as_list, follow_launcher
 from grpo_pl.cli.trainer import RunCLI
@@ -37,7 +36,6 @@ class RewardModelCLI(RunCLI):
     unnamed = "reward_model"
 
     def __init__(self, args: list[str]) -> None:
-        args, _ = split_help(args)  # its page is short
         with ExitStack() as self._end:
             super().__init__(
                 RewardModelModule,

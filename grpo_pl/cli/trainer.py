@@ -22,7 +22,6 @@ from grpo_pl.callbacks.progress import StageProgress
 from grpo_pl.callbacks.record import KeepConfiguration
 from grpo_pl.callbacks.samples import SampleTable
 from grpo_pl.cli.commands import TRAINER_VERBS
-from grpo_pl.cli.help_page import ALL, USAGE, check_part, is_in, short_page, split_help
 from grpo_pl.cli.preflight import check_monitor, check_resume, check_start, check_trainer
 from grpo_pl.cli.run_folder import (
     TRAINER_DEFAULTS,
@@ -37,6 +36,7 @@ from grpo_pl.cli.run_folder import (
 from grpo_pl.config.jsonargparse_adapter import Parser, add_preset_option, subclasses_allowed
 from grpo_pl.config.objects import import_shipped_sources, own_classes, read, read_tree, require_fields, values_of
 from grpo_pl.config.shipped import short_name
+from grpo_pl.config.suggestions import nearest
 from grpo_pl.data.datamodule import RolloutDataModule, check_shares
 from grpo_pl.distributed.strategy import is_first_process
 from grpo_pl.files.checkpoints import CheckpointError
@@ -50,18 +50,20 @@ from grpo_pl.training.vocabulary import with_collected_characters
 
 
 class TrainerParser(Parser, LightningArgumentParser):
-    """Lightning's parser, whose errors are one line, and whose help is one screen unless more is asked for."""
+    """Lightning's parser, whose errors are one line, and whose help may be about a part such as ``model.sampling``."""
 
-    help_about = ALL
+    help_about = "all"
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
-        defaults = {action.dest: action.default for action in self._actions}
-        if not self.help_about:
-            return short_page(str(self.usage), str(self.description), defaults)
-        if self.help_about != ALL:
-            check_part(self.help_about, defaults)
+        part = self.help_about
+        if part != "all":
+            names = [action.dest for action in self._actions]
+            inside = {name for name in names if f"{name}.".startswith(f"{part}.")}
+            if not inside:
+                hint = nearest(part, names)
+                raise ValueError(f"--help: no option begins with {part!r}{hint}; --help all shows every one.")
             for group in self._action_groups:
-                group._group_actions = [a for a in group._group_actions if is_in(a.dest, self.help_about)]
+                group._group_actions = [action for action in group._group_actions if action.dest in inside]
         return super().format_help(*args, **kwargs)
 
 
@@ -152,9 +154,8 @@ class GRPOCLI(RunCLI):
 
     trainer_kind: type[Trainer] = Trainer
 
-    def __init__(self, args: list[str]) -> None:
-        args, self._help_about = split_help(args)
-        self.verb, *_ = args
+    def __init__(self, args: list[str], help_about: str = "all") -> None:
+        self.verb, self._help_about = args[0], help_about
         self._others: list[Logger] = []
         """Loggers that the configuration names besides our own."""
         import_shipped_sources()
@@ -209,7 +210,7 @@ class GRPOCLI(RunCLI):
     @staticmethod
     def _order_help(parser: LightningArgumentParser, subcommand: str) -> None:
         """On the help page, what a run is about comes before the forty options of the Trainer."""
-        parser.usage = USAGE.format(verb=subcommand)
+        parser.usage = f"grpo-pl {subcommand} --config FILE [--config OVERLAY …] [--OPTION VALUE …]"
         parser.description = TRAINER_VERBS[subcommand]
         trainer = (parser.groups or {})["trainer"]
         trainer.title = "Lightning's Trainer"

@@ -34,7 +34,6 @@ FIRST_STEPS = "tests/docs/test_first_steps_page.py::"
 DATA, EVALUATION = "tests/docs/test_data_page.py::", "tests/docs/test_evaluation_page.py::"
 NEW = "tests/cli/commands/test_new.py::"
 BUILT = "tests/cli/test_main.py::test_every_shipped_configuration_can_be_built"
-BUILT_ON = "tests/cli/test_main.py::test_every_shipped_overlay_can_be_built_on_the_quickstart"
 WEIGHTS = "tests/serve/test_weights.py::"
 QUICKSTART = r"grpo-pl fit --config configs/quickstart\.yaml"
 RUN_BY = {
@@ -68,7 +67,8 @@ RUN_BY = {
     r"grpo-pl fit .*--resume": "tests/cli/test_main.py::test_a_resumed_run_goes_on_bit_for_bit",
     r"torchrun --nproc-per-node [2N] .*": "tests/distributed/test_invariance.py::"
     "test_samples_metrics_and_weights_are_those_of_one_process",
-    r"grpo-pl fit --help": "tests/cli/test_main_mistakes.py::test_the_stored_page_is_what_the_parser_would_say",
+    r"grpo-pl fit --help": "tests/cli/test_main_mistakes.py::"
+    "test_the_short_page_has_options_and_defaults_of_the_long_one",
     r"grpo-pl fit --data\.source\.help CLASS": "tests/cli/test_main_mistakes.py::"
     "test_help_on_a_part_shows_its_options_alone",
     # other recipes
