@@ -159,7 +159,8 @@ def _command(verb: str, args: list[str]) -> int:
     else:  # not by auto_cli, which drops whatever is given for an argument named `config`
         parser.add_function_arguments(function, as_group=False, as_positional=True, sub_configs=True)
     switches = {name for name, parameter in parameters.items() if isinstance(parameter.default, bool)}
-    named = _python_names(gather(args) if "config" in parameters else args, switches)
+    args, config = gather(args) if "config" in parameters else (args, [])
+    named = _python_names(args, switches)
     first = next(iter(parameters.values()), None)
     if first is not None and first.default is first.empty and str(first.annotation).startswith("list["):
         # `a b --output=c`: the parser takes one argument for a list, not several
@@ -170,6 +171,8 @@ def _command(verb: str, args: list[str]) -> int:
             (options if arg.startswith("-") or is_value else values).append(arg)
         named = [*([json.dumps(values)] if values else []), *options]
     given = parser.instantiate(parser.parse_args(named))
+    if config:
+        given["config"] = config
     return int((function(**given) if settings is None else function(settings(**given))) or 0)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.callbacks import RichProgressBar
@@ -17,17 +16,14 @@ from grpo_pl.callbacks.termination import StopOnSignal
 from grpo_pl.cli.preflight import check_lightning
 from grpo_pl.cli.run_folder import as_list, follow_launcher
 from grpo_pl.cli.trainer import RunCLI
-from grpo_pl.config.objects import read_tree, values_of
+from grpo_pl.config.objects import read_arguments
 from grpo_pl.distributed.strategy import is_first_process
 from grpo_pl.training.reward_model import PreferenceData, RewardModelModule, check_not_split
 
 
 def trains_reward_model(args: Sequence[str]) -> bool:
     """True if the files or options of a ``fit`` name a ``model.classifier``."""
-    files = [Path(value) for value in values_of(list(args), "--config")]
-    models = [read_tree(file).get("model") for file in files if file.is_file()]
-    named = any(isinstance(model, dict) and "classifier" in model for model in models)
-    return named or any(arg.startswith("--model.classifier") for arg in args)
+    return "model.classifier" in read_arguments(args)
 
 
 class RewardModelCLI(RunCLI):

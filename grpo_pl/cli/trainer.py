@@ -33,8 +33,8 @@ from grpo_pl.cli.run_folder import (
     run_loggers,
     write_into,
 )
-from grpo_pl.config.jsonargparse_adapter import Parser, add_preset_option, subclasses_allowed
-from grpo_pl.config.objects import import_shipped_sources, own_classes, read, read_tree, require_fields, values_of
+from grpo_pl.config.jsonargparse_adapter import Parser, add_preset_option
+from grpo_pl.config.objects import import_shipped_sources, read, read_arguments, require_fields
 from grpo_pl.config.shipped import short_name
 from grpo_pl.config.suggestions import nearest
 from grpo_pl.data.datamodule import RolloutDataModule, check_shares
@@ -159,9 +159,8 @@ class GRPOCLI(RunCLI):
         self._others: list[Logger] = []
         """Loggers that the configuration names besides our own."""
         import_shipped_sources()
-        files = [Path(value) for value in values_of(args, "--config")]
-        self._trees = [read_tree(file) for file in files if file.is_file()]  # the parser names those that are not
-        with ExitStack() as self._end, subclasses_allowed(*own_classes(self._trees, args)):
+        self._given = read_arguments(args)
+        with ExitStack() as self._end, self._given.own_objective():
             super().__init__(
                 GRPOModule,
                 RolloutDataModule,
@@ -230,7 +229,7 @@ class GRPOCLI(RunCLI):
         return arguments
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        require_fields(self._trees, self._parser(args[0]).groups or ())
+        require_fields(self._given.trees, self._parser(args[0]).groups or ())
         super().parse_arguments(parser, args)
 
     def _run_subcommand(self, subcommand: str) -> None:

@@ -175,7 +175,7 @@ def _forget_another_class(parser_or_action: Any, prev_val: Any, value: Any) -> N
     """Forgets all ``init_args`` of a class that another takes the place of.
 
     jsonargparse keeps those that the new class accepts as well, also from item to item of two lists of equal length: a
-    reward in the place of another would get its weight. A subclass of a class that `subclasses_allowed` names does
+    reward in the place of another would get its weight. A subclass of a class for `subclasses_allowed` does
     keep them: its fields were given without any class.
     """
     before = prev_val["class_path"] if prev_val and "init_args" in prev_val else None
@@ -200,14 +200,14 @@ def _named(path: str) -> Any:
 
 
 @contextmanager
-def subclasses_allowed(*kinds: type) -> Iterator[None]:
-    """Inside, ``class_path`` may name a subclass of these dataclasses, whose fields are else given directly."""
-    added = set(kinds) - _common.subclasses_enabled_types
-    _common.subclasses_enabled_types.update(added)
+def subclasses_allowed(kind: type) -> Iterator[None]:
+    """Inside, ``class_path`` may name a subclass of this dataclass, whose fields are else given directly."""
+    before = set(_common.subclasses_enabled_types)
+    _common.subclasses_enabled_types.add(kind)
     try:
         yield
     finally:
-        _common.subclasses_enabled_types.difference_update(added)
+        _common.subclasses_enabled_types.intersection_update(before)
 
 
 # --- what its errors say --------------------------------------------------------------------------------------------

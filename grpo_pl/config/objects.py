@@ -11,10 +11,10 @@ none of its fields. `grpo-pl fit` and `grpo-pl validate` read by the same rules 
 from __future__ import annotations
 
 import inspect
-import json
 import sys
 from argparse import ArgumentError
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, is_dataclass
 from importlib import import_module
 from pathlib import Path
@@ -24,7 +24,7 @@ import yaml
 from jsonargparse import Namespace, get_loader
 
 from grpo_pl.config.jsonargparse_adapter import Parser, add_preset_option, explain, option_names, subclasses_allowed
-from grpo_pl.config.presets import PRESET
+from grpo_pl.config.presets import OBJECTIVE, PRESET
 from grpo_pl.config.suggestions import nearest
 from grpo_pl.environments.base import Environment
 from grpo_pl.rewards.base import Reward
@@ -32,8 +32,6 @@ from grpo_pl.rewards.batch import check_rewards
 from grpo_pl.rewards.trust import SOURCES, check_environment_trusted, check_rewards_trusted
 
 T = TypeVar("T")
-OWN_CLASSES = {"model.algorithm": "grpo_pl.objective.algorithm.GRPOAlgorithm"}
-"""Keys whose fields are given directly, or else a ``class_path`` of a subclass with its ``init_args``."""
 ConfigArguments = str | Path | list[str] | None
 """One file, or several files and options such as ``--data.source.digits=3``, in their order."""
 
@@ -171,16 +169,30 @@ class Config:
                 that names the field and the nearest right spelling.
             ValueError: values that the object itself refuses.
         """
-        with subclasses_allowed(*own_classes(self.trees, self.options)):
+        with self.own_objective():
             parser, settings = self._parsed(key, kind)
             built: T = parser.instantiate(settings)[key]
         return built
 
     def settings(self, key: str, kind: Any) -> Namespace:
         """All fields under ``key`` with their values, checked as `build` does; nothing is built."""
-        with subclasses_allowed(*own_classes(self.trees, self.options)):
+        with self.own_objective():
             found: Namespace = self._parsed(key, kind)[1][key]
         return found
+
+    def own_objective(self) -> AbstractContextManager[None]:
+        """Inside, the objective may be of a class of one's own, if a file or an option names one; else parsers offer
+        its fields directly."""
+        given = [_at(tree, OBJECTIVE) for tree in self.trees]
+        for option in self.options:
+            flag, _, text = option.partition("=")
+            if flag in (f"--{OBJECTIVE}", f"--{OBJECTIVE}.class_path"):
+                given.append(yaml.safe_load(text) if text.startswith("{") else text)
+        if not any(map(_names_class, given)):
+            return nullcontext()
+        from grpo_pl.objective.algorithm import GRPOAlgorithm
+
+        return subclasses_allowed(GRPOAlgorithm)
 
     def _parsed(self, key: str, kind: Any) -> tuple[Parser, Namespace]:
         if getattr(kind, "__module__", "").startswith("grpo_pl.data."):
@@ -226,53 +238,36 @@ def require_fields(trees: Iterable[Mapping[str, Any]], groups: Iterable[str]) ->
                 raise ConfigError(f"{key} must be a mapping of fields, got {'null' if given is None else given}.")
 
 
-def values_of(args: Sequence[str], *flags: str) -> list[str]:
-    """The values that ``--flag VALUE`` and ``--flag=VALUE`` give to any of ``flags``, in their order."""
-    values = []
-    for arg, after in zip(args, [*args[1:], None], strict=False):
-        flag, equals, value = arg.partition("=")
-        if flag in flags and (equals or after is not None):
-            values.append(value if equals else str(after))
-    return values
-
-
-def gather(args: Sequence[str]) -> list[str]:
-    """Arguments in which every ``--config`` and every option with a dot has become one ``--config``, as `settings`
-    reads it."""
+def gather(args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments of a verb without its configuration, and that, as `settings` reads it: the files of ``--config``
+    and every option with a dot."""
     rest: list[str] = []
-    options: list[str] = []
+    config: list[str] = []
     waiting = list(args)
     while waiting:
         arg = waiting.pop(0)
-        flag, equals, _ = arg.partition("=")
+        flag, equals, value = arg.partition("=")
         if not (flag == "--config" or (flag.startswith("--") and "." in flag)) or not (equals or waiting):
             rest.append(arg)
-        else:
-            options.append(arg if equals else f"{arg}={waiting.pop(0)}")
-    files = values_of(options, "--config")
-    items = [*files, *(option for option in options if not option.startswith("--config="))]
-    if items:
-        rest.append(f"--config={items[0] if items == files and len(items) == 1 else json.dumps(items)}")
-    return rest
+            continue
+        value = value if equals else waiting.pop(0)
+        config.append(value if flag == "--config" else f"{flag}={value}")
+    return rest, config
 
 
-def own_classes(trees: Sequence[Mapping[str, Any]], options: Sequence[str]) -> list[type]:
-    """The base classes of `OWN_CLASSES` for which a file or an option names a ``class_path``."""
-    bases = []
-    for key, path in OWN_CLASSES.items():
-        given: list[Any] = [_at(tree, key) for tree in trees]
-        for text in values_of(options, f"--{key}", f"--{key}.class_path"):
-            given.append(yaml.safe_load(text) if text.startswith("{") else text)
-        for one in given:
-            named = "class_path" in one if isinstance(one, Mapping) else False
-            if isinstance(one, str) and "." in one and all(part.isidentifier() for part in one.split(".")):
-                # `my_parts.MyAlgorithm`, unless it is the name of a file with the fields
-                named = not one.endswith((".yaml", ".yml")) and not Path(one).is_file()
-            if named:
-                module, _, name = path.rpartition(".")
-                bases.append(getattr(import_module(module), name))
-                break
-    return bases
+def read_arguments(args: Sequence[str]) -> Config:
+    """The configuration in the arguments of a verb whose own parser names the files that are missing."""
+    _, items = gather(args)
+    files = [item for item in items if not item.startswith("--") and Path(item).is_file()]
+    return read(files, [item for item in items if item.startswith("--")])
+
+
+def _names_class(given: Any) -> bool:
+    """True for ``class_path`` among fields, and for `my_parts.MyAlgorithm`, unless it is a file with the fields."""
+    if isinstance(given, Mapping):
+        return "class_path" in given
+    dotted = isinstance(given, str) and "." in given and all(part.isidentifier() for part in given.split("."))
+    return dotted and not given.endswith((".yaml", ".yml")) and not Path(given).is_file()
 
 
 def _at(tree: Mapping[str, Any], key: str) -> Any:

@@ -16,17 +16,15 @@ from tests.conftest import exit_status
 @pytest.mark.parametrize(
     ("args", "gathered"),
     [
-        (["rows.jsonl", "--batch-size", "3"], ["rows.jsonl", "--batch-size", "3"]),
-        (["--config", "a.yaml", "-n", "2"], ["-n", "2", "--config=a.yaml"]),
+        (["rows.jsonl", "--batch-size", "3"], (["rows.jsonl", "--batch-size", "3"], [])),
         (
-            ["--config=a.yaml", "--n=2", "--config", "b.yaml", "--data.source.seed", "4", "--model.rewards+=X"],
-            ["--n=2", '--config=["a.yaml", "b.yaml", "--data.source.seed=4", "--model.rewards+=X"]'],
+            ["--config=a.yaml", "-n", "2", "--config", "b.yaml", "--data.source.seed", "4", "--model.rewards+=X"],
+            (["-n", "2"], ["a.yaml", "b.yaml", "--data.source.seed=4", "--model.rewards+=X"]),
         ),
-        (["--data.source=X"], ['--config=["--data.source=X"]']),
-        (["--config"], ["--config"]),  # the parser says that a value is missing
+        (["--config"], (["--config"], [])),  # the parser says that a value is missing
     ],
 )
-def test_configurations_and_their_options_become_one_argument(args: list[str], gathered: list[str]) -> None:
+def test_configurations_and_their_options_are_gathered(args: list[str], gathered: tuple[list[str], list[str]]) -> None:
     assert gather(args) == gathered
 
 
