@@ -74,8 +74,7 @@ class DoctorCLI(GRPOCLI):
         if given.resume:
             raise ValueError("--resume: the doctor looks at the start of a run, not at one that goes on.")
         check_trainer(built.trainer)
-        self._derive_defaults()
-        self._resolve_characters()
+        self._resolve()
         if module.pool is not None:
             self._end.enter_context(module.pool)
         module.tokenizer = load_tokenizer(module.policy_config)

@@ -247,8 +247,7 @@ class GRPOCLI(RunCLI):
         check_trainer(trainer, strategy_checked=self.model.strategy_checked)
         if trainer["fast_dev_run"] is True:
             trainer["fast_dev_run"] = 2  # rollouts: the second is drawn from weights of an update
-        derived = self._derive_defaults()
-        self._resolve_characters()
+        derived = self._resolve()
         if self.model.pool is not None:
             self._end.enter_context(self.model.pool)  # which the check starts
         resumes = bool(self._settings.ckpt_path or self._settings.get("resume"))
@@ -298,42 +297,32 @@ class GRPOCLI(RunCLI):
             *([StageProfile()] if given.profile else []),
         ]
 
-    def _derive_defaults(self) -> list[Derived]:
-        """Replaces fields that are null by those of the run that is resumed, or else by derived ones, which it returns.
-        They stand in the resolved configuration, so no resume derives them again."""
-        unset = unset_fields(self.model.optimization, self.model.cold_start, self.datamodule)
-        earlier = self._earlier_run() if unset else None
+    def _resolve(self) -> list[Derived]:
+        """Replaces fields that are null, and characters ``from_data``, by those of the run that is resumed, or else by
+        derived ones, and returns what it derived. They stand in the resolved configuration, so that every later resume,
+        export and server has the same ones."""
+        module, data = self.model, self.datamodule
+        policy = module.policy_config
+        unset = unset_fields(module.optimization, module.cold_start, data)
+        earlier = self._earlier_run() if unset or policy.characters == FROM_DATA else None
+        before = read([earlier.config]) if earlier is not None and earlier.config.is_file() else None
         values: dict[str, Any] = {}
-        if earlier is not None and earlier.config.is_file():
-            before = read([earlier.config])
+        if before is not None:
             values = {field: value for field in unset if (value := before.get(field)) is not None}
-            self.model.take_derived(values, self.datamodule)
-        derived: list[Derived] = self.model.derive_defaults(self.datamodule)
-        for field, value in {**values, **{each.field: each.value for each in derived}}.items():
+            module.take_derived(values, data)
+        derived: list[Derived] = module.derive_defaults(data)
+        values |= {each.field: each.value for each in derived}
+        if policy.characters == FROM_DATA:
+            if before is not None:
+                module.policy_config = replace(policy, characters=before.get("model.policy.characters"))
+            else:
+                module.policy_config = with_collected_characters(
+                    policy, module.template, data, module.cold_start, module.stage, module.demonstrations
+                )
+            values["model.policy.characters"] = module.policy_config.characters
+        for field, value in values.items():
             self._settings[field] = value
         return derived
-
-    def _resolve_characters(self) -> None:
-        """Replaces ``from_data`` by the characters of the run that is resumed, or else of the data. They stand in the
-        resolved configuration, so that every later resume, export and server has the same ones."""
-        policy = self.model.policy_config
-        if policy.characters != FROM_DATA:
-            return
-        earlier = self._earlier_run()
-        if earlier is not None and earlier.config.is_file():
-            characters = read([earlier.config]).get("model.policy.characters")
-            resolved = replace(policy, characters=characters)
-        else:
-            resolved = with_collected_characters(
-                policy,
-                self.model.template,
-                self.datamodule,
-                self.model.cold_start,
-                self.model.stage,
-                self.model.demonstrations,
-            )
-        self.model.policy_config = resolved
-        self._settings.model.policy.characters = resolved.characters
 
     def _earlier_run(self) -> RunFolder | None:
         """The run whose checkpoint is resumed or measured; None for a new run."""
