@@ -100,8 +100,9 @@ def check_start(
     check_distinct(first, "the first rollout")
     if data.staleness > 0 or module.draws_in_parts:
         check_plain(first)
-    if module.pool is not None and fits is not None:
+    if module.pool is not None:
         _check_columns(module.pool.environment, first)
+    if fits is not None:
         leave_no_room(first, len(first), fits, lambda _: None, split="first ")  # refuses, where none does
     if module.budget.configured is not None:
         train = data.source.problems("train")
