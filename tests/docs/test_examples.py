@@ -1,11 +1,10 @@
 """The scripts and the notebook of examples/ run, made shorter; others are tested with the pages that show them."""
 
+import json
 import re
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from tests.docs.pages import ROOT, changed, page, run
 
@@ -13,7 +12,12 @@ SHORTER = {
     "training.py": {"steps=250": "steps=20", "steps=12": "steps=2", "val_prompts=50": "val_prompts=8"},
     "reward.py": {"steps=60": "steps=2"},
     "environment.py": {"steps=150": "steps=2"},
-    "agent.py": {"steps=40": "steps=2", "step=16": "step=2", "val_prompts=32": "val_prompts=2"},
+    "agent.py": {
+        "steps=40": "steps=1",
+        "step=16": "step=2",
+        "val_prompts=32": "val_prompts=2",
+        "group_size=8": "group_size=2",
+    },
 }
 """What stands there, and what is run in its place."""
 
@@ -30,17 +34,14 @@ def test_an_example_runs_and_says_where_its_completions_are(name: str, tmp_path:
 
 
 def test_the_notebook_runs_and_shows_what_it_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    notebook = nbformat.read(ROOT / "examples/quickstart.ipynb", 4)
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
-    changes = {"steps=400": "steps=5", "steps=120": "steps=2", "val_prompts=100": "val_prompts=4"}
-    for before, after in changes.items():
-        assert sum(cell.source.count(before) for cell in code) == 1
-        for cell in code:
-            cell.source = cell.source.replace(before, after)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    assert "model.safetensors" in code[-1].outputs[0]["data"]["text/plain"]
+    notebook = json.loads((ROOT / "examples/quickstart.ipynb").read_text())
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    *code, shown = ("".join(cell["source"]) for cell in cells)
+    shorter = {"steps=400": "steps=5", "steps=120": "steps=2", "val_prompts=100": "val_prompts=4"}
+    (tmp_path / "notebook.py").write_text(changed("\n".join([*code, f"print({shown})"]), shorter))
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    assert "'model.safetensors'" in run("notebook.py", folder=tmp_path).splitlines()[-1]
 
 
 def test_every_example_is_short_and_tested() -> None:
