@@ -45,7 +45,8 @@ def texts(folder: str) -> dict[Path, str]:
 def naming(name: str, *folders: str) -> list[str]:
     """The files in ``folders`` that hold ``name`` as a whole word."""
     pattern = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
-    return [str(file) for folder in folders for file, text in texts(folder).items() if pattern.search(text)]
+    found = (item for folder in folders for item in texts(folder).items())
+    return [str(file) for file, text in found if name in text and pattern.search(text)]
 
 
 @pytest.mark.parametrize("field", FIELDS)

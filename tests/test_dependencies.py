@@ -129,46 +129,41 @@ def _files() -> list[Path]:
     return sorted(file for folder in OWN for file in (ROOT / folder).rglob("*.py"))
 
 
-def _own_names() -> set[str]:
-    """Private names that this project defines itself: functions, classes, fields, attributes that it sets."""
-    names: set[str] = set()
-    for file in _files():
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                names.add(node.name)
-            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                names.add(node.attr)
-            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                names.add(node.id)
-    return names
-
-
 def _private(name: object) -> bool:
     return isinstance(name, str) and name.startswith("_") and not name.startswith("__") and name.isidentifier()
 
 
-def _foreign_private_names(file: Path, own: set[str]) -> set[str]:
-    """Private modules and names that a file imports from libraries, and private attributes that nobody here defines."""
-    found: set[str] = set()
+def _names(file: Path) -> tuple[set[str], set[str], set[str]]:
+    """Names that a file defines or sets, private ones that it imports from libraries, and private ones that it reads
+    of other objects."""
+    defined: set[str] = set()
+    imported: set[str] = set()
+    used: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] not in OWN:
-            parts = [*node.module.split("."), *(alias.name for alias in node.names)]
-            found |= {part for part in parts if _private(part)}
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            defined.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            (defined if isinstance(node.ctx, ast.Store) else used).add(node.attr)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] not in OWN:
+            imported.update(node.module.split("."), (alias.name for alias in node.names))
         elif isinstance(node, ast.Import):
-            found |= {part for alias in node.names for part in alias.name.split(".") if _private(part)}
-        elif isinstance(node, ast.Attribute) and _private(node.attr) and node.attr not in own:
-            found.add(node.attr)
+            imported.update(part for alias in node.names for part in alias.name.split("."))
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
             key = node.args[1]
-            if isinstance(key, ast.Constant) and _private(key.value) and key.value not in own:
-                found.add(str(key.value))
-    return found - {"_exit", "_replace"}  # of `os` and of named tuples, which are documented
+            if isinstance(key, ast.Constant):
+                used.add(key.value)
+    return defined, set(filter(_private, imported)), set(filter(_private, used))
 
 
 def test_private_parts_of_libraries_are_known_in_the_files_that_say_so() -> None:
-    own, table = _own_names(), _table()
-    found = {str(file.relative_to(ROOT)): _foreign_private_names(file, own) for file in _files()}
-    outside = {file: names for file, names in found.items() if names and file not in table}
+    files = [file for folder in OWN for file in (ROOT / folder).rglob("*.py")]
+    names, table = {str(file.relative_to(ROOT)): _names(file) for file in files}, _table()
+    own = set().union(*(defined for defined, _, _ in names.values()))
+    own |= {"_exit", "_replace"}  # of `os` and of named tuples, which are documented
+    foreign = {file: (imported - {"_exit"}) | (used - own) for file, (_, imported, used) in names.items()}
+    outside = {file: found for file, found in foreign.items() if found and file not in table}
     assert not outside, "list these files in CONTRIBUTING.md, or move what they do into those listed"
     assert all((ROOT / file).is_file() for file in table)
 

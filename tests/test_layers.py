@@ -4,7 +4,8 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -45,18 +46,21 @@ def _files(room: str) -> list[Path]:
     return sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
 
 
-def _imports(file: Path, *, types_too: bool = True) -> Iterator[str]:
+@cache
+def _imports(file: Path, *, types_too: bool = True) -> set[str]:
     """Every module that a file imports: at the top, inside functions, or (``types_too``) for type checkers only."""
+    found: set[str] = set()
     tree = ast.parse(file.read_text())
     if not types_too:
         tree.body = [n for n in tree.body if not (isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING")]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: imports are absolute"
             # `from package import name` may import a module or a name of one
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
 
 
 def _room(module: str) -> str | None:
@@ -101,12 +105,10 @@ def _wrong_imports(root: Path) -> list[str]:
             continue  # the command line may import all; both `__main__` are the command line
         room = "serve" if path.parts[0] == "serve" else path.parts[1].removesuffix(".py")
         if path == Path("grpo_pl/__init__.py"):
-            allowed, modules = set[str](), set(_imports(file, types_too=False))
+            allowed, modules = set[str](), _imports(file, types_too=False)
         else:
-            allowed, modules = (
-                {room, "__version__", "DEFINED_IN", "MOVED", "defined_name", *MAY_IMPORT[room]},
-                set(_imports(file)),
-            )
+            names = {"__version__", "DEFINED_IN", "MOVED", "defined_name"}
+            allowed, modules = {room, *names, *MAY_IMPORT[room]}, _imports(file)
         wrong += [f"{path}: {module}" for module in modules if _room(module) not in {None, *allowed}]
     return wrong
 

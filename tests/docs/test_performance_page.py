@@ -18,7 +18,10 @@ gpu, gpu_wheels = (loaded(BENCHMARKS / f"{name}.py") for name in ("gpu", "gpu_wh
 
 def _only_on_gpus(file: Path) -> bool:
     """Whether code, not prose, of the file speaks of CUDA."""
-    tree = ast.parse(file.read_text())
+    text = file.read_text()
+    if "cuda" not in text.lower():
+        return False
+    tree = ast.parse(text)
     prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     words = [
         node.attr if isinstance(node, ast.Attribute) else node.value
