@@ -54,6 +54,15 @@ def _with(name: str, **arguments: Any) -> dict[str, Any]:
         ({"precision": "16-mixed"}, r"trainer\.precision is 16-mixed"),
         ({"strategy": "deepspeed"}, r"trainer\.strategy is deepspeed, "),
         ({"barebones": True}, r"trainer\.barebones would leave out"),
+        ({"val_check_interval": 0}, r"trainer\.val_check_interval must be 1 rollout or more, got 0"),
+        ({"val_check_interval": -5}, r"trainer\.val_check_interval must be 1 rollout or more, got -5"),
+        ({"precision": "bf16-true"}, r"trainer\.precision is bf16-true: set bf16-mixed"),
+        ({"precision": "16-true"}, r"trainer\.precision is 16-true: set bf16-mixed"),
+        ({"accumulate_grad_batches": 4}, r"trainer\.accumulate_grad_batches is 4, but"),
+        ({"gradient_clip_val": 0.5}, r".*set model\.optimization\.max_grad_norm"),
+        ({"gradient_clip_algorithm": "value"}, r".*set model\.optimization\.max_grad_norm"),
+        ({"max_epochs": 4}, r"trainer\.max_epochs is 4: the length of a run is data\.steps, in rollouts"),
+        ({"max_steps": 1}, r"trainer\.max_steps is 1: the length of a run is data\.steps, in rollouts"),
     ],
 )
 def test_what_would_do_something_else_is_refused_before_the_cold_start(
@@ -71,8 +80,17 @@ def _completions(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "completions.jsonl").read_text().splitlines()]
 
 
+@pytest.fixture(scope="module")
+def plain(command_line: Any) -> Path:
+    """A run without any of them."""
+    command_line.done("fit", "--config", command_line.config("plain"))
+    return Path(command_line.runs / "plain")
+
+
 @pytest.mark.slow
-def test_callbacks_of_lightning_that_work_change_nothing_of_a_run(command_line: Any, read_metrics: Any) -> None:
+def test_callbacks_of_lightning_that_work_change_nothing_of_a_run(
+    command_line: Any, plain: Path, read_metrics: Any
+) -> None:
     working = [
         _callback("Timer", duration="00:00:30:00"),
         _callback("RichProgressBar"),
@@ -84,11 +102,9 @@ def test_callbacks_of_lightning_that_work_change_nothing_of_a_run(command_line: 
         _callback("EarlyStopping", monitor="val/pass@1", mode="max", patience=9),
         _callback("ModelCheckpoint", dirpath=str(command_line.folder / "own"), monitor="reward", mode="max"),
     ]
-    plain = command_line("fit", "--config", command_line.config("plain"))
     overlay = _overlay(command_line, callbacks=working)
-    ours = command_line("fit", "--config", command_line.config("watched"), "--config", overlay)
-    assert plain.status == ours.status == 0, ours.err
-    runs = [command_line.runs / name for name in ("plain", "watched")]
+    command_line.done("fit", "--config", command_line.config("watched"), "--config", overlay)
+    runs = [plain, command_line.runs / "watched"]
     assert _completions(runs[0]) == _completions(runs[1])
     rows = [
         {name: value for name, value in row.items() if not name.startswith(("lr-", "DeviceStatsMonitor"))}
@@ -101,13 +117,12 @@ def test_callbacks_of_lightning_that_work_change_nothing_of_a_run(command_line: 
     assert resolved["trainer"]["callbacks"][0]["init_args"]["interval"] == "step"  # an enumeration's member
 
 
-def test_flags_of_lightning_that_work_change_nothing_of_a_run(command_line: Any) -> None:
+def test_flags_of_lightning_that_work_change_nothing_of_a_run(command_line: Any, plain: Path) -> None:
     logger = {"class_path": f"{PL}.loggers.CSVLogger", "init_args": {"save_dir": str(command_line.folder)}}
     flags = {"deterministic": True, "detect_anomaly": True, "max_time": "00:00:30:00", "profiler": "simple"}
     overlay = _overlay(command_line, **flags, limit_val_batches=1, logger=logger)
-    for name, more in (("without", []), ("with", ["--config", overlay])):
-        command_line.done("fit", "--config", command_line.config(name), *more)
-    assert _completions(command_line.runs / "without") == _completions(command_line.runs / "with")
+    command_line.done("fit", "--config", command_line.config("with"), "--config", overlay)
+    assert _completions(plain) == _completions(command_line.runs / "with")
     assert list(command_line.folder.glob("lightning_logs/*/metrics.csv"))
 
 
@@ -147,16 +162,12 @@ def test_overfit_batches_asks_the_same_problems_again_in_a_run_of_full_length(
     assert drawn[0] != drawn[1]
 
 
-def test_a_fast_dev_run_counts_rollouts_and_not_updates(command_line: Any, read_metrics: Any) -> None:
-    config = command_line.config("fast", model__algorithm={"group_size": 4, "beta": 0.0, "num_iterations": 3})
-    outcome = command_line.done("fit", "--config", config, "--trainer.fast_dev_run=2")
-    assert "after rollout 0" in outcome.err and re.search(r"^rollout 2: val/greedy", outcome.err, re.MULTILINE)
-
-
 def test_a_fast_dev_run_makes_two_rollouts_and_two_steps_of_a_cold_start(fresh_command_line: Any) -> None:
-    outcome = fresh_command_line("fit", "--config", fresh_command_line.config(), "--trainer.fast_dev_run=true")
-    assert outcome.status == 0, outcome.err
+    """However many updates a rollout has."""
+    config = fresh_command_line.config(model__algorithm={"group_size": 4, "beta": 0.0, "num_iterations": 3})
+    outcome = fresh_command_line.done("fit", "--config", config, "--trainer.fast_dev_run=true")
     assert re.findall(r"cold start: (\d+/\d+)", outcome.out + outcome.err)[-1] == "2/2"
+    assert "after rollout 0" in outcome.err and re.search(r"^rollout 2: val/greedy", outcome.err, re.MULTILINE)
     assert "held-out problems" in outcome.out and "checkpoint" not in outcome.out
     next_command = outcome.out.splitlines()[-1]
     export = re.fullmatch(r"next +grpo-pl serve --model (\S+)", next_command)

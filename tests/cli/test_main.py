@@ -187,38 +187,18 @@ def test_the_configuration_that_a_run_wrote_runs_again(
     assert read_metrics(again.folder / "metrics.csv") == read_metrics(first.folder / "metrics.csv")
 
 
-def test_validate_prints_what_fit_ended_with(command_line: Any, first: Fitted, read_metrics: ReadMetrics) -> None:
-    outcome = command_line.done("validate", "--config", first.config, "--ckpt_path", first.last)
-    sampled, greedy = _held_out(read_metrics(first.folder / "metrics.csv"))[-1]
-    assert _printed(outcome.err) == {"val/pass@1": f"{sampled:.3f}", "val/greedy": f"{greedy:.3f}"}
-    assert "rollout 4: " in outcome.err
-    assert f"{sampled:.3f}" in outcome.out
-
-
-def _printed(text: str) -> dict[str, str]:
-    """The held-out numbers in a line of progress."""
-    return dict(re.findall(r"(val/pass@1|val/greedy) (\d\.\d{3})", text))
-
-
-def test_validate_leaves_nothing_behind(
-    fresh_command_line: Any, first: Fitted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_validate_prints_what_fit_ended_with_and_leaves_nothing_behind(
+    fresh_command_line: Any, first: Fitted, read_metrics: ReadMetrics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    monkeypatch.chdir(elsewhere)
-    outcome = fresh_command_line("validate", "--config", first.config, "--ckpt_path", first.last)
-    assert outcome.status == 0, outcome.err
-    assert not list(elsewhere.iterdir())
-
-
-def test_a_checkpoint_makes_the_cold_start_superfluous(
-    fresh_command_line: Any, first: Fitted, read_metrics: ReadMetrics
-) -> None:
-    outcome = fresh_command_line("validate", "--config", first.config, "--ckpt_path", first.last)
-    assert outcome.status == 0, outcome.err
-    assert not (fresh_command_line.cache / "cold_start").exists()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    outcome = fresh_command_line.done("validate", "--config", first.config, "--ckpt_path", first.last)
     sampled, greedy = _held_out(read_metrics(first.folder / "metrics.csv"))[-1]
-    assert _printed(outcome.err) == {"val/pass@1": f"{sampled:.3f}", "val/greedy": f"{greedy:.3f}"}
+    printed = dict(re.findall(r"(val/pass@1|val/greedy) (\d\.\d{3})", outcome.err))  # in a line of progress
+    assert printed == {"val/pass@1": f"{sampled:.3f}", "val/greedy": f"{greedy:.3f}"}
+    assert "rollout 4: " in outcome.err and f"{sampled:.3f}" in outcome.out
+    assert not list(Path().iterdir())
+    assert not (fresh_command_line.cache / "cold_start").exists()  # the checkpoint makes it superfluous
 
 
 # --- resuming -------------------------------------------------------------------------------------------------------
@@ -252,12 +232,15 @@ VARIANTS = {
     ],
 )
 def test_a_resumed_run_goes_on_bit_for_bit(
-    command_line: Any, variant: str, read_metrics: ReadMetrics, first: Fitted
+    command_line: Any, fresh_command_line: Any, variant: str, read_metrics: ReadMetrics, first: Fitted
 ) -> None:
+    """Without another cold start, where there is no reference."""
     more = {"model__teacher": {"path": str(first.folder / "export")}} if variant == "taught" else {}
     config = command_line.config(variant, **VARIANTS[variant], **more)
-    whole = _fit(command_line, config)
-    rest = _fit(command_line, config, "--ckpt_path", whole.folder / "checkpoints" / "rollout-000002.ckpt")
+    whole = first if variant == "plain" else _fit(command_line, config)
+    checkpoint = whole.folder / "checkpoints" / "rollout-000002.ckpt"
+    rest = _fit(fresh_command_line, config, "--ckpt_path", checkpoint)
+    assert not (variant == "plain" and (fresh_command_line.cache / "cold_start").exists())
     assert all(torch.equal(weight, rest.weights[name]) for name, weight in whole.weights.items())
     wanted, got = (read_metrics(run.folder / "metrics.csv") for run in (whole, rest))
     third = [i for i, row in enumerate(wanted) if "reward" in row][2]
@@ -265,15 +248,8 @@ def test_a_resumed_run_goes_on_bit_for_bit(
     assert sum("reward" in row for row in got) in (2, 4)  # nothing twice
     if variant == "taught":
         assert float(wanted[third]["teacher/divergence"]) > 0
-        kept = torch.load(whole.folder / "checkpoints" / "rollout-000002.ckpt", weights_only=True)
+        kept = torch.load(checkpoint, weights_only=True)
         assert not any("teacher" in key for key in (*kept, *kept["state_dict"]))
-
-
-def test_resuming_makes_no_cold_start_where_there_is_no_reference(fresh_command_line: Any, first: Fitted) -> None:
-    checkpoint = first.folder / "checkpoints" / "rollout-000003.ckpt"
-    rest = _fit(fresh_command_line, first.config, "--ckpt_path", checkpoint)
-    assert not (fresh_command_line.cache / "cold_start").exists()
-    assert all(torch.equal(weight, rest.weights[name]) for name, weight in first.weights.items())
 
 
 # --- faults ---------------------------------------------------------------------------------------------------------
@@ -311,32 +287,6 @@ def test_several_in_a_row_end_the_run_with_one_line_that_names_the_last_checkpoi
     assert "Traceback" not in outcome.err
     weights = torch.load(last, weights_only=True)["state_dict"].values()
     assert all(weight.isfinite().all() for weight in weights)
-
-
-MISTAKES = {
-    "--model.sampling.top_k=5": "top_k=5",
-    "--model.sampling.max_completion_length=47": "model's context of 48",
-    "--model.optimization.lr=-1": "lr must be positive, got -1",
-    "--model.max_tokens_per_microbatch=0": "max_tokens_per_microbatch is 0, but must hold a prompt and a completion",
-    "--model.max_tokens_per_microbatch=32": "must hold a prompt and a completion of up to 32 tokens",
-    "--model.max_tokens_per_microbatch=33": "with a completion of 32 tokens has 36: set it to 36 at least",
-    "--model.cold_start.steps=0": "cold_start.steps must be at least 1",
-    "--model.policy.path=nowhere": "exactly one of `path`",
-    "--model.template.user=Solve.": "{question}",
-    "--data.prompts_per_step=0": "prompts_per_step must be at least 1",
-    "--data.val_prompts=0": "data.val_prompts must be at least 1, or null for all, got 0",
-    "--data.prompts_per_step=95": "different train problems found where 95",
-    "--checkpoint.keep=0": "keep >= 1",
-    "--model.rewards=[]": "no rewards",
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_answered_by_a_line_that_names_it(command_line: Any, first: Fitted, mistake: str) -> None:
-    outcome = command_line("fit", "--config", first.config, mistake, "--name=mistake")
-    assert outcome.status in (1, 2)
-    assert "Traceback" not in outcome.err
-    assert MISTAKES[mistake] in outcome.err
 
 
 # --- shipped configurations -----------------------------------------------------------------------------------------

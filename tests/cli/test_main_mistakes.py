@@ -5,87 +5,131 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
+from grpo_pl import MOVED
 from grpo_pl.cli.commands import TRAINER_VERBS, VERBS
 from grpo_pl.cli.main import overview
 from grpo_pl.config.presets import presets
 
+ADDITION = "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts"
+MATH = "grpo_pl.rewards.MathReward"
 NO_PRESET = f"model.algorithm.preset: no preset 'drgrpo'; did you mean dr_grpo? There are: {', '.join(presets())}."
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--model.algorithm.betta=0"], "unknown option --model.algorithm.betta; did you mean --model.algorithm.beta?"),
-        (
-            ["--data.source.digit", "3"],
-            "data.source: grpo_pl.data.tasks.arithmetic.ArithmeticPrompts has no argument 'digit'; "
-            "did you mean digits?",
-        ),
-        (["--config", "{folder}/none.yaml"], "no such file: {folder}/none.yaml"),
-        (["--model.cold_start.steps", "x"], "model.cold_start.steps must be int or null, got 'x'"),
-        (["--model.rewards+=7"], "model.rewards must be a class or class_path, got '7'"),
-        (
-            ["--model.optimization.schedule", "cosin"],
-            "model.optimization.schedule must be constant, linear, cosine or null, got 'cosin'",
-        ),
-        (
-            ["--model.algorithm", "dr_grpo"],
-            "model.algorithm: there is no file 'dr_grpo'; overlays are given as --config FILE",
-        ),
-        (["--model.algorithm.preset", "drgrpo"], NO_PRESET),
-        (["overlay.yaml"], "unexpected argument 'overlay.yaml'; did you mean --config overlay.yaml?"),
-        (["--seed_everything", "x"], "seed_everything must be bool or int, got 'x'"),
-    ],
-)
-def test_a_mistake_in_an_option_is_one_line_and_status_2(
-    command_line: Any, arguments: list[str], expected: str
-) -> None:
-    folder = str(command_line.folder)
-    before = set(command_line.folder.rglob("*"))
-    config = command_line.config("usage")
-    outcome = command_line("fit", "--config", config, *(a.replace("{folder}", folder) for a in arguments))
-    assert outcome.status == 2
-    assert outcome.err.splitlines()[0] == f"grpo-pl fit: error: {expected.replace('{folder}', folder)}"
-    assert not outcome.out
-    assert set(command_line.folder.rglob("*")) - before <= {config}  # no run folder
+class Refused(NamedTuple):
+    """A mistake, as options, as the text of an overlay, or as entries of the configuration."""
+
+    said: str
+    options: Sequence[str] = ()
+    text: str = ""
+    changes: Mapping[str, Any] = {}
+    status: int = 1
+
+
+USAGE = [
+    Refused("unknown option --data.stepps; did you mean --data.steps?", ["--data.stepps=0"]),
+    Refused(f"data.source: {ADDITION} has no argument 'digit'; did you mean digits?", ["--data.source.digit", "3"]),
+    Refused("no such file: /none.yaml", ["--config", "/none.yaml"]),
+    Refused("model.cold_start.steps must be int or null, got 'x'", ["--model.cold_start.steps", "x"]),
+    Refused("model.rewards must be a class or class_path, got '7'", ["--model.rewards+=7"]),
+    Refused("model.algorithm: there is no file 'x'; overlays are given as --config FILE", ["--model.algorithm", "x"]),
+    Refused(NO_PRESET, ["--model.algorithm.preset", "drgrpo"]),
+    Refused("unexpected argument 'overlay.yaml'; did you mean --config overlay.yaml?", ["overlay.yaml"]),
+    Refused("seed_everything must be bool or int, got 'x'", ["--seed_everything", "x"]),
+    Refused("unknown key 'data.stps'; did you mean data.steps?", text="data: {stps: 3}"),
+    Refused("model.algorithm must be a mapping of fields, got null.", text="model: {algorithm: null}"),
+    Refused(NO_PRESET, text="model: {algorithm: {preset: drgrpo}}"),
+    Refused("unknown key 'model.preset'; did you mean model.algorithm.preset?", text="model: {preset: dapo}"),
+    Refused("model must be a mapping of fields, got [1].", text="model: [1]"),
+    Refused("unknown key 'modle.engine'; did you mean model.engine?", text="modle: {engine: null}"),
+    Refused(
+        f"model.rewards: {MATH} has no argument 'worker'; did you mean workers?",
+        text=f"model: {{rewards: [{{class_path: {MATH}, init_args: {{worker: 3}}}}]}}",
+    ),
+    Refused(
+        "model.rewards: an entry has no class_path that says which Reward is meant",
+        text=f"model: {{rewards: [{{class_pth: {MATH}}}]}}",
+    ),
+    Refused(
+        f"data.source: {ADDITION} has no argument 'init_arg.digits'; did you mean init_args?",
+        text=f"data: {{source: {{class_path: {ADDITION}, init_arg: {{digits: 2}}}}}}",
+    ),
+    # names of TRL, of other trainers and of earlier versions
+    Refused("unknown option --model.algorithm.num_generations; here that is model.algorithm.group_size",
+            ["--model.algorithm.num_generations=1"]),
+    Refused("unknown key 'trainer.max_completion_length'; here that is model.sampling.max_completion_length",
+            text="trainer: {max_completion_length: 1}"),
+    Refused("unknown key 'data.per_device_train_batch_size'; here that is data.prompts_per_step",
+            text="data: {per_device_train_batch_size: 1}"),
+    Refused("unknown key 'learning_rate'; here that is model.optimization.lr", text="learning_rate: 1.0e-6"),
+    Refused("unknown key 'model.compute'; here that is trainer.precision (32-true for exact; bf16-mixed for",
+            text="model: {compute: auto}"),
+    *(
+        Refused(f"; it is {MOVED[old]} now", [f"--trainer.callbacks+={{class_path: {old}}}"])
+        for old in ("grpo_pl.callbacks.doctor.callback.Doctor", "grpo_pl.callbacks.choices.TellChoices")
+    ),
+]  # fmt: skip
+"""What cannot be understood."""
+VALUES = [
+    Refused("top_k=5", ["--model.sampling.top_k=5"]),
+    Refused("the model's context has 1 tokens beside", ["--model.sampling.max_completion_length=47"]),
+    Refused("lr must be positive, got -1", ["--model.optimization.lr=-1"]),
+    Refused("max_tokens_per_microbatch is 0, but must hold a prompt", ["--model.max_tokens_per_microbatch=0"]),
+    Refused("must hold a prompt and a completion of up to 32 tokens", ["--model.max_tokens_per_microbatch=32"]),
+    Refused("with a completion of 32 tokens has 36: set it to 36", ["--model.max_tokens_per_microbatch=33"]),
+    Refused("cold_start.steps must be at least 1", ["--model.cold_start.steps=0"]),
+    Refused("exactly one of `path`", ["--model.policy.path=nowhere"]),
+    Refused("{question}", ["--model.template.user=Solve."]),
+    Refused("prompts_per_step must be at least 1", ["--data.prompts_per_step=0"]),
+    Refused("data.val_prompts must be at least 1, or null for all, got 0", ["--data.val_prompts=0"]),
+    Refused("different train problems found where 95", ["--data.prompts_per_step=95"]),
+    Refused("keep >= 1", ["--checkpoint.keep=0"]),
+    Refused("no rewards", ["--model.rewards=[]"]),
+    Refused("temperature is 0", ["--model.sampling.temperature=0"]),
+    Refused("set group_size to 2 or more", ["--model.algorithm.group_size=1"]),
+    Refused("--name must be the name of a folder, without slashes, got 'a/b'", ["--name=a/b"]),
+    Refused("--name must be the name of a folder", ["--name=.."]),
+    Refused("there is no checkpoint none.ckpt", ["--ckpt_path=none.ckpt"]),
+    Refused("trainer: `devices` selected with `CPUAccelerator`", ["--trainer.devices=x"]),
+    Refused("invalid accelerator name", ["--trainer.accelerator=tpuu"]),
+    Refused("data.prompts_per_step=4 does not divide among 3 processes: set a multiple", ["--trainer.devices=3"]),
+    Refused("there is no folder '/no/such/folder'", changes={"model__policy": {"path": "/no/such/folder"}}),
+    Refused("there is no file 'none.csv'.", ["--data.source=TablePrompts", "--data.source.path=none.csv"]),
+    Refused("got 1 and 10", changes={"data__source__init_args": {"digits": 10}}),
+    Refused(
+        "qwen2 has no setting 'hidden'",
+        changes={"model__policy": {"from_scratch": {"model_type": "qwen2", "hidden": 8}}},
+    ),
+    Refused(
+        "function 'no.x' cannot be loaded",
+        text="model: {rewards: [{class_path: grpo_pl.rewards.FunctionReward, init_args: {function: no.x}}]}",
+    ),
+]
+"""What a run cannot work with."""
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("data: {stps: 3}", "unknown key 'data.stps'; did you mean data.steps?"),
-        ("model: {algorithm: null}", "model.algorithm must be a mapping of fields, got null."),
-        ("model: {algorithm: {preset: drgrpo}}", NO_PRESET),
-        ("model: {preset: dapo}", "unknown key 'model.preset'; did you mean model.algorithm.preset?"),
-        ("model: [1]", "model must be a mapping of fields, got [1]."),
-        ("modle: {engine: null}", "unknown key 'modle.engine'; did you mean model.engine?"),
-        (
-            "model: {rewards: [{class_path: grpo_pl.rewards.MathReward, init_args: {worker: 3}}]}",
-            "model.rewards: grpo_pl.rewards.MathReward has no argument 'worker'; did you mean workers?",
-        ),
-        (
-            "model: {rewards: [{class_pth: grpo_pl.rewards.MathReward}]}",
-            "model.rewards: an entry has no class_path that says which Reward is meant",
-        ),
-        (
-            "data: {source: {class_path: grpo_pl.data.tasks.arithmetic.ArithmeticPrompts, init_arg: {digits: 2}}}",
-            "data.source: grpo_pl.data.tasks.arithmetic.ArithmeticPrompts has no argument 'init_arg.digits'; "
-            "did you mean init_args?",
-        ),
-    ],
+    "mistake", [*(one._replace(status=2) for one in USAGE), *VALUES], ids=lambda one: one.said[:60]
 )
-def test_a_mistake_in_a_file_is_one_line_and_status_2(
-    command_line: Any, tmp_path: Path, text: str, expected: str
-) -> None:
-    typo = tmp_path / "typo.yaml"
-    typo.write_text(text)
-    outcome = command_line("fit", "--config", command_line.config("usage"), "--config", typo)
-    assert (outcome.status, outcome.err.splitlines()[0]) == (2, f"grpo-pl fit: error: {expected}")
+def test_a_mistake_is_one_line_before_anything_is_made(command_line: Any, mistake: Refused) -> None:
+    given = ["--config", command_line.config("wrong", **mistake.changes)]
+    if mistake.text:
+        overlay = command_line.folder / "overlay.yaml"
+        overlay.write_text(mistake.text)
+        given += ["--config", overlay]
+    (command_line.runs / "wrong").mkdir(parents=True, exist_ok=True)  # or there could be no note on the name
+    before = [set(folder.rglob("*")) for folder in (command_line.folder, command_line.cache)]
+    outcome = command_line("fit", *given, *mistake.options)
+    line, *hint = outcome.err.splitlines()
+    assert line.startswith("grpo-pl fit: error: ") and mistake.said in line
+    assert hint == (["(all options: grpo-pl fit --help)"] if hint and mistake.status == 2 else [])
+    assert (outcome.status, outcome.out) == (mistake.status, "")
+    assert [set(folder.rglob("*")) for folder in (command_line.folder, command_line.cache)] == before
 
 
 def test_a_file_that_is_no_configuration_is_named(command_line: Any, tmp_path: Path) -> None:
@@ -195,12 +239,6 @@ def test_help_on_a_part_shows_its_options_alone(command_line: Any) -> None:
     wrong = command_line("fit", "--help", "model.samplng")
     assert wrong.status == 1 and "did you mean model.sampling?" in wrong.err
     assert command_line("plan", "--help", "all").out == command_line("plan", "--help").out
-
-
-def test_a_source_needs_no_module_in_its_name(command_line: Any) -> None:
-    config = command_line.config("usage", model__cold_start=None)
-    outcome = command_line("fit", "--config", config, "--data.source=TablePrompts", "--data.source.path=none.csv")
-    assert outcome.err == "grpo-pl fit: error: there is no file 'none.csv'.\n"
 
 
 def test_windows_is_told_of_wsl_before_anything_that_it_does_not_have_is_imported() -> None:

@@ -34,46 +34,6 @@ def _refused(command_line: Any, **changes: Any) -> str:
     return str(line)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model__sampling__temperature": 0.0}, "temperature is 0"),
-        ({"model__algorithm__group_size": 1}, "set group_size to 2 or more"),
-        ({"model__policy": {"path": "/no/such/folder"}}, "there is no folder '/no/such/folder'"),
-        ({"data__source": {"class_path": TABLE, "init_args": {"path": "none.csv"}}}, "there is no file 'none.csv'"),
-        ({"data__source__init_args": {"digits": 10}}, "got 1 and 10"),
-        ({"model__policy": {"from_scratch": {"model_type": "qwen2", "hidden": 8}}}, "qwen2 has no setting 'hidden'"),
-        (
-            {"model__rewards": [{"class_path": "grpo_pl.rewards.FunctionReward", "init_args": {"function": "no.x"}}]},
-            "function 'no.x' cannot be loaded",
-        ),
-    ],
-)
-def test_a_value_that_cannot_work_is_refused(command_line: Any, changes: dict[str, Any], message: str) -> None:
-    assert message in _refused(command_line, **changes)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--name=a/b"], "--name must be the name of a folder, without slashes, got 'a/b'"),
-        (["--name=.."], "--name must be the name of a folder"),
-        (["--ckpt_path=none.ckpt"], "there is no checkpoint none.ckpt"),
-        (["--trainer.devices=x"], "trainer: `devices` selected with `CPUAccelerator`"),
-        (["--trainer.accelerator=tpuu"], "invalid accelerator name"),
-        (["--trainer.devices=3"], "data.prompts_per_step=4 does not divide among 3 processes: set a multiple"),
-    ],
-)
-def test_a_run_that_cannot_start_claims_no_name(command_line: Any, arguments: list[str], message: str) -> None:
-    command_line.runs.mkdir(exist_ok=True)
-    (command_line.runs / "refused").mkdir(exist_ok=True)  # so that there would be a note on the name as well
-    outcome = command_line("fit", "--config", command_line.config("refused"), *arguments)
-    assert outcome.status == 1
-    (line,) = outcome.err.splitlines()
-    assert line.startswith("grpo-pl fit: error: ") and message in line
-    assert [path.name for path in command_line.runs.iterdir()] == ["refused"]
-
-
 @pytest.mark.parametrize("option", ["model", "data set"])
 def test_without_a_network_an_unknown_name_is_refused_at_once(
     command_line: Any, monkeypatch: pytest.MonkeyPatch, option: str

@@ -3,7 +3,6 @@
 import importlib
 import inspect
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -39,28 +38,6 @@ def test_the_nearest_class_is_looked_for_in_the_module_that_was_named() -> None:
     assert nearest_class("grpo_pl.rewards.Rewar") == "; did you mean MathReward?"  # not the abstract Reward
 
 
-@pytest.mark.parametrize(
-    ("place", "name", "ours"),
-    [
-        ("model.algorithm.", "num_generations", "model.algorithm.group_size"),
-        ("trainer.", "max_completion_length", "model.sampling.max_completion_length"),
-        ("model.", "epsilon", "model.algorithm.epsilon_low"),
-        ("data.", "per_device_train_batch_size", "data.prompts_per_step"),
-    ],
-)
-def test_a_name_of_trl_becomes_ours_wherever_it_is_put(command_line: Any, place: str, name: str, ours: str) -> None:
-    by_option = command_line("fit", f"--config={command_line.config('foreign')}", f"--{place}{name}=1")
-    assert by_option.status == 2
-    assert by_option.err.startswith(f"grpo-pl fit: error: unknown option --{place}{name}; here that is {ours}")
-    overlay: Any = 1
-    for part in reversed(f"{place}{name}".split(".")):
-        overlay = {part: overlay}
-    file = command_line.folder / "overlay.yaml"
-    file.write_text(yaml.safe_dump(overlay))
-    by_file = command_line("fit", f"--config={command_line.config('foreign')}", f"--config={file}")
-    assert by_file.status == 2 and f"unknown key '{place}{name}'; here that is {ours}" in by_file.err
-
-
 @pytest.mark.parametrize("old", MOVED)
 def test_an_earlier_class_path_is_known_with_the_class_now(old: str) -> None:
     module, _, name = MOVED[old].rpartition(".")
@@ -77,13 +54,6 @@ def _is_importable(path: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize("old", ["grpo_pl.callbacks.doctor.callback.Doctor", "grpo_pl.callbacks.choices.TellChoices"])
-def test_an_option_with_an_earlier_class_path_ends_in_one_line_with_the_new_one(command_line: Any, old: str) -> None:
-    given = f"--trainer.callbacks+={{class_path: {old}}}"
-    ended = command_line("fit", f"--config={command_line.config('foreign')}", given)
-    assert ended.status == 2 and f"; it is {MOVED[old]} now" in ended.err.splitlines()[0]
-
-
 def test_a_file_with_earlier_class_paths_is_read_with_the_classes_now(tmp_path: Path) -> None:
     from tests.config.test_jsonargparse_adapter import Parsed
 
@@ -96,23 +66,6 @@ def test_a_file_with_earlier_class_paths_is_read_with_the_classes_now(tmp_path: 
     assert fit.model.rewards[0].class_path.endswith("CountdownReward")
     assert [one.class_path.rpartition(".")[2] for one in fit.trainer.callbacks] == ["LiveView", "Doctor"]
     assert config_changes({"a": rewards}, {"a": [{**rewards[0], "class_path": MOVED[rewards[0]["class_path"]]}]}) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (
-            "model: {compute: auto}",
-            "'model.compute'; here that is trainer.precision (32-true for exact; bf16-mixed for",
-        ),
-        ("learning_rate: 1.0e-6", "'learning_rate'; here that is model.optimization.lr"),
-    ],
-)
-def test_a_field_of_an_earlier_version_and_one_at_the_top_of_a_file(command_line: Any, text: str, said: str) -> None:
-    file = command_line.folder / "earlier.yaml"
-    file.write_text(text)
-    outcome = command_line("fit", f"--config={command_line.config('foreign')}", f"--config={file}")
-    assert outcome.status == 2 and outcome.err.startswith(f"grpo-pl fit: error: unknown key {said}")
 
 
 def test_fields_that_are_named_exist() -> None:
@@ -145,25 +98,3 @@ def test_every_field_of_grpo_config_that_has_a_counterpart_is_known() -> None:
     }
     assert counterparts <= set(NAMES) and counterparts <= set(GRPOConfig.__dataclass_fields__)
     assert our_name("model.sampling.temperature") == ""  # it is in its place
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("val_check_interval=0", "trainer.val_check_interval must be 1 rollout or more, got 0"),
-        ("val_check_interval=-5", "trainer.val_check_interval must be 1 rollout or more, got -5"),
-        ("precision=bf16-true", "trainer.precision is bf16-true: set bf16-mixed"),
-        ("precision=16-true", "trainer.precision is 16-true: set bf16-mixed"),
-        ("accumulate_grad_batches=4", "trainer.accumulate_grad_batches is 4, but"),
-        ("gradient_clip_val=0.5", "set model.optimization.max_grad_norm"),
-        ("gradient_clip_algorithm=value", "set model.optimization.max_grad_norm"),
-        ("max_epochs=4", "trainer.max_epochs is 4: the length of a run is data.steps, in rollouts"),
-        ("max_steps=1", "trainer.max_steps is 1: the length of a run is data.steps, in rollouts"),
-    ],
-)
-def test_settings_of_the_trainer_that_a_run_has_itself(command_line: Any, option: str, message: str) -> None:
-    outcome = command_line("fit", f"--config={command_line.config('foreign')}", f"--trainer.{option}")
-    assert outcome.status == 1
-    (line,) = outcome.err.splitlines()
-    assert line.startswith("grpo-pl fit: error: ") and message in line
-    assert not (command_line.runs / "foreign").exists()
