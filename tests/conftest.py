@@ -92,6 +92,9 @@ LONGEST = (
     "tests/callbacks/",
     "tests/rollout/ray/test_runs.py",
     "tests/rollout/ray/test_deaths.py",
+    "tests/rollout/",
+    "tests/data/tasks/",
+    "tests/test_",
 )
 """What takes longest, in this order: handed out first, so that no worker is left with it at the end. The table comes
 first because it looks at how the memory of a server grows that is new."""
@@ -249,8 +252,12 @@ class CommandLine:
         return file
 
     def __call__(self, verb: str, *arguments: object, runs: Path | None = None) -> Outcome:
-        """``grpo-pl verb …``, its runs under ``runs`` where that is given."""
+        """``grpo-pl verb …``; a verb that makes runs makes them under ``runs``, where that is given."""
         from grpo_pl.cli.main import main
+
+        given = [verb, *map(str, arguments)]
+        if verb not in ("agent", "evaluate", "export", "filter", "predict", "plan"):
+            given.append(f"--runs_dir={runs or self.runs}")
 
         out, err = io.StringIO(), io.StringIO()
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -258,7 +265,7 @@ class CommandLine:
             patch.setattr(sys, "argv", ["grpo-pl"])
             patch.setenv("COLUMNS", "200")
             patch.syspath_prepend(Path(__file__).parent / "plugins")
-            status = exit_status(lambda: main([verb, *map(str, arguments), f"--runs_dir={runs or self.runs}"]))
+            status = exit_status(lambda: main(given))
         return Outcome(status, out.getvalue(), err.getvalue())
 
     def done(self, verb: str, *arguments: object, runs: Path | None = None) -> Outcome:
@@ -464,17 +471,14 @@ WORKERS_STAY = ("test_score", "test_filter", "test_preflight", "test_demo", "tes
                 "test_presets", "test_recipes", "test_python_page", "test_first_steps_page",
                 "test_extending_page", "test_data_page", "test_readme", "test_fixes", "test_docs")  # fmt: skip
 """Modules whose runs judge mathematics, and which are not about the end of its worker processes: these take longer to
-start than such a run takes."""
+start than such a run takes, and stay until another module comes."""
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _workers_stay(request: pytest.FixtureRequest) -> Iterator[None]:
-    if request.module.__name__.rpartition(".")[2] not in WORKERS_STAY:
-        yield
-        return
-    workers = MathReward()
-    close = SandboxedReward.close
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SandboxedReward, "close", lambda _: None)
+        if request.module.__name__.rpartition(".")[2] in WORKERS_STAY:
+            patch.setattr(SandboxedReward, "close", lambda _: None)
+        else:
+            MathReward().close()
         yield
-    close(workers)

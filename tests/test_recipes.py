@@ -137,6 +137,7 @@ def test_dapo_math(train: Callable[..., tuple[Path, Rows]], tmp_path: Path) -> N
     assert any(row.get("val/aime24/maj@2") and row.get("val/pass@1") for row in rows)
 
 
+@pytest.mark.slow  # the mixture has it as well
 def test_countdown(train: Callable[..., tuple[Path, Rows]]) -> None:
     pytest.importorskip("reasoning_gym")
     tree = _recipe("countdown")

@@ -226,7 +226,7 @@ def test_contenders_take_turns_and_the_record_has_no_paths(
 # --- curve ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("contender", ["ours", "trl_tuned"])
+@pytest.mark.parametrize("contender", ["ours", pytest.param("trl_tuned", marks=pytest.mark.slow)])
 def test_an_interrupted_curve_goes_on_from_its_last_evaluation(
     real: Any, work: Any, tmp_path: Path, contender: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

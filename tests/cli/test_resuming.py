@@ -42,19 +42,17 @@ def test_an_empty_configuration_beside_the_checkpoint_is_as_none(command_line: A
 
 
 @pytest.mark.parametrize(
-    ("policy", "change"),
+    ("way", "policy", "change"),
     [
-        ({"from_scratch": {**TINY_POLICY, "hidden_size": 64}}, "from_scratch.hidden_size: 32 → 64"),
-        ({"from_scratch": {**TINY_POLICY, "num_hidden_layers": 2}}, "from_scratch.num_hidden_layers: 1 → 2"),
-        ({"from_scratch": {**TINY_POLICY, "num_attention_heads": 4}}, "from_scratch.num_attention_heads: 2 → 4"),
-        ({"from_scratch": {**TINY_POLICY, "rope_theta": 50.0}}, "from_scratch.rope_theta: unset → 50.0"),
-        ({"from_scratch": TINY_POLICY, "lora": {"rank": 2}}, "lora"),
-        ({"from_scratch": TINY_POLICY, "tags": [*THINK_TAGS, *ANSWER_TAGS, "<more>"]}, "tags: "),
+        ("--ckpt_path", {"from_scratch": {**TINY_POLICY, "hidden_size": 64}}, "from_scratch.hidden_size: 32 → 64"),
+        ("--resume", {"from_scratch": {**TINY_POLICY, "num_hidden_layers": 2}}, "from_scratch.num_hidden_layers: 1 →"),
+        ("--resume", {"from_scratch": {**TINY_POLICY, "rope_theta": 50.0}}, "from_scratch.rope_theta: unset → 50.0"),
+        ("--resume", {"from_scratch": TINY_POLICY, "lora": {"rank": 2}}, "lora"),
+        ("--resume", {"from_scratch": TINY_POLICY, "tags": [*THINK_TAGS, *ANSWER_TAGS, "<more>"]}, "tags: "),
     ],
 )
-@pytest.mark.parametrize("way", ["--resume", "--ckpt_path"])
 def test_another_model_is_one_line_that_names_the_field_and_writes_nothing(
-    command_line: Any, run: Path, policy: dict[str, Any], change: str, way: str
+    command_line: Any, run: Path, way: str, policy: dict[str, Any], change: str
 ) -> None:
     before = _state_of(command_line.runs)
     config = command_line.config("once", data__steps=3, model__policy=policy)

@@ -56,24 +56,22 @@ def settings(tmp_path: Path) -> Any:
     return parse
 
 
-@pytest.mark.parametrize("verb", ["fit", "validate"])
-def test_a_preset_resets_what_stands_before_it_among_files_and_options(settings: Any, verb: str) -> None:
+def test_a_preset_resets_what_stands_before_it_among_files_and_options(settings: Any) -> None:
     before, after = {"model": {"algorithm": {"gamma": 0.9, "num_iterations": 3}}}, {"model": {"algorithm": {"beta": 1}}}
     named = {"model": {"algorithm": {"preset": "dr_grpo", "epsilon_high": 0.5}}}
-    found = settings(before, named, after, verb=verb)
+    found = settings(before, named, after, verb="validate")
     expected = preset_fields("dr_grpo") | {"epsilon_high": 0.5, "beta": 1.0}
     expected |= {"group_size": 8, "num_iterations": 3, "num_minibatches": 1}
     assert vars(found.model.algorithm) == expected
     options = ("--model.algorithm.preset=gspo", "--model.algorithm.preset", "dr_grpo", "--model.algorithm.gamma=0.5")
-    found = settings(before, named, after, verb=verb, options=options)
+    found = settings(before, named, after, options=options)
     assert vars(found.model.algorithm) == expected | preset_fields("dr_grpo") | {"gamma": 0.5}
     assert len(found.config) == 4 and None not in found.config  # files alone
 
 
-@pytest.mark.parametrize("verb", ["fit", "validate"])
-def test_a_reward_in_the_place_of_another_gets_none_of_its_fields(settings: Any, verb: str) -> None:
+def test_a_reward_in_the_place_of_another_gets_none_of_its_fields(settings: Any) -> None:
     rewards = [part("grpo_pl.rewards.ExactReward"), part("grpo_pl.rewards.RepetitionReward")]
-    by_file = settings({"model": {"rewards": rewards}}, verb=verb).model.rewards
+    by_file = settings({"model": {"rewards": rewards}}, verb="validate").model.rewards
     by_option = settings(options=(f"--model.rewards={yaml.safe_dump(rewards, default_flow_style=True)}",)).model.rewards
     for exact, repetition in (by_file, by_option):
         assert (exact.init_args.correctness, exact.init_args.weight) == (False, 1.0)

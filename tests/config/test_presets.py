@@ -67,7 +67,7 @@ def test_a_preset_file_names_itself_and_says_what_differs_and_no_more() -> None:
         assert [name for name, value in own if name in BUDGET or value == defaults[name]] == [], file
 
 
-@pytest.mark.parametrize("name", presets())
+@pytest.mark.parametrize("name", ["grpo", "dapo", "dr_grpo"])
 def test_the_quickstart_keeps_its_budget_under_a_preset(tmp_path: Path, name: str) -> None:
     budget = dict(zip(BUDGET, (6, 3, 2), strict=True))
     quickstart, file = CONFIGS / "quickstart.yaml", CONFIGS / "algorithm" / f"{name}.yaml"

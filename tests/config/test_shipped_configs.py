@@ -40,27 +40,13 @@ def test_a_file_that_lies_here_is_taken(tmp_path: Path, monkeypatch: pytest.Monk
     assert with_shipped_configs(missing) == missing
 
 
-@pytest.mark.parametrize(
-    "compiler", [pytest.param(True, marks=pytest.mark.slow), False], ids=["with a compiler", "without"]
-)
-def test_a_wheel_holds_every_file_that_the_package_reads(tmp_path: Path, compiler: bool) -> None:
-    """The library of kernels is in it where there is a C compiler; where there is none, nothing fails."""
-    if compiler and shutil.which("cc") is None:
-        pytest.skip("there is no C compiler")
-    wanted = _files_of_the_package()
-    _copy(SOURCES, tmp_path / "source")
-    environment = dict(os.environ) if compiler else NO_COMPILER
-    names = _built("wheel", tmp_path / "source", environment)
-    assert wanted - names <= {"grpo_pl/configs"}
-    assert any(name.startswith("grpo_pl/_kernels") for name in names) == compiler
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 def test_a_wheel_draws_with_its_kernel_where_there_is_no_compiler(tmp_path: Path) -> None:
     """Installed into a fresh environment; torch and transformers are those of this one."""
     _copy(SOURCES, tmp_path / "source")
-    _built("wheel", tmp_path / "source", dict(os.environ))
+    names = _built("wheel", tmp_path / "source", dict(os.environ))
+    assert _files_of_the_package() - names <= {"grpo_pl/configs"}
     (wheel,) = (tmp_path / "source" / "built").iterdir()
     assert "-cp311-abi3-" in wheel.name  # for every Python from 3.11 on
     subprocess.run([sys.executable, ROOT / ".ci" / "wheel_has_kernel.py", wheel], check=True)
@@ -94,14 +80,17 @@ print(engine.describe())
     assert f"[4] {fresh}" in done.stdout and "the decode kernel (" in done.stdout
 
 
-def test_a_source_distribution_builds_the_same_wheel(tmp_path: Path) -> None:
+def test_a_wheel_of_the_source_distribution_holds_every_file_that_the_package_reads(tmp_path: Path) -> None:
+    """Where there is no C compiler, it has no library of kernels, and nothing fails."""
     wanted = _files_of_the_package()
     _copy(SOURCES, tmp_path / "source")
     _built("sdist", tmp_path / "source", NO_COMPILER)
     (archive,) = (tmp_path / "source" / "built").iterdir()
     shutil.unpack_archive(archive, tmp_path / "unpacked")
     (source,) = (tmp_path / "unpacked").iterdir()
-    assert wanted - _built("wheel", source, NO_COMPILER) <= {"grpo_pl/configs"}
+    names = _built("wheel", source, NO_COMPILER)
+    assert wanted - names <= {"grpo_pl/configs"}
+    assert not any(name.startswith("grpo_pl/_kernels") for name in names)
 
 
 def test_images_are_built_from_all_that_the_package_needs() -> None:

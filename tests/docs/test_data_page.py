@@ -67,13 +67,18 @@ def desk(command_line: Any, mine: dict[str, Any]) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def at_the_desk(command_line: Any, desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRPO_PL_CACHE", str(command_line.cache))
     monkeypatch.chdir(desk)
 
 
-@pytest.mark.slow
+def at_desk(test: Any) -> Any:
+    """A test of minutes in that folder."""
+    return pytest.mark.slow(pytest.mark.usefixtures("at_the_desk")(test))
+
+
+@at_desk
 def test_own_data_own_reward_and_a_local_model() -> None:
     _run("Your own data, reward and model")
     with Path("runs/mine/metrics.csv").open(newline="") as file:
@@ -89,7 +94,7 @@ def test_own_data_own_reward_and_a_local_model() -> None:
     assert all(row["rewards"]["brief"]["value"] == 1.0 for row in predictions)
 
 
-@pytest.mark.slow
+@at_desk
 def test_a_filter_and_a_run_on_what_it_kept(capsys: pytest.CaptureFixture[str]) -> None:
     _run("The right difficulty")
     kept = _rows("filtered.jsonl")
@@ -102,7 +107,7 @@ def test_a_filter_and_a_run_on_what_it_kept(capsys: pytest.CaptureFixture[str]) 
     assert {row["prompt"].splitlines()[0] for row in _rows(f"{newest}/completions.jsonl")} <= questions
 
 
-@pytest.mark.slow
+@at_desk
 def test_a_student_learns_from_the_right_answers_of_a_teacher(command_line: Any) -> None:
     (block,) = _blocks("Rejection sampling and distillation", "yaml")
     student = yaml.safe_load(command_line.config("student").read_text())

@@ -15,7 +15,7 @@ import yaml
 
 from grpo_pl.cli.main import main
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
-from tests.docs.pages import ROOT, blocks, page, section
+from tests.docs.pages import ROOT, blocks, page, run, section
 from tests.docs.shell import forked_commands
 
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -76,8 +76,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_is_drawn(folder: Path) -> None:
     pytest.importorskip("matplotlib", reason="plots need matplotlib")
-    command = ["docs/plots/quickstart.py", folder / "runs" / "quickstart", "--output", folder / "run.png"]
-    subprocess.run([sys.executable, *command], cwd=ROOT, check=True)
+    run(str(ROOT / "docs/plots/quickstart.py"), "runs/quickstart", "--output=run.png", folder=folder)
     assert (folder / "run.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -36,6 +36,7 @@ def test_a_command_line_of_ten_lines_trains_twice_and_tests(command_line: Any, t
     del config["checkpoint"], config["model"]["cold_start"]
     config["data"]["source"]["class_path"] = "ArithmeticPrompts"
     config["trainer"]["enable_progress_bar"] = False
+    config["data"]["steps"] = 2
     (tmp_path / "my.yaml").write_text(yaml.safe_dump(config))
     own = (ROOT / "examples/cli.py").read_text().replace("SortingPrompts", "ArithmeticPrompts")
     (tmp_path / "cli.py").write_text(own.replace("sorting import", "arithmetic import"))

@@ -55,11 +55,11 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @needs_browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("page", ["", "distillation/", "data/"])  # which have formulas and code
+@pytest.mark.parametrize(("page", "scheme"), [("", "light"), ("distillation/", "dark"), ("data/", "light")])
 def test_a_page_can_be_read_and_asks_for_nothing_from_outside(
-    site: tuple[Path, str], browser: Browser, scheme: str, page: str
+    site: tuple[Path, str], browser: Browser, page: str, scheme: str
 ) -> None:
+    """The front page, one with formulas, one with code."""
     browser.show_at(1280, scheme=scheme)
     browser.open(site[1] + page)
     browser.run("localStorage.clear()")  # where the page keeps the scheme of the visit before

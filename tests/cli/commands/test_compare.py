@@ -72,6 +72,7 @@ def test_the_plot_is_a_picture(compared: tuple[Any, Path]) -> None:
     assert pixels.std() > 0.02  # not blank
 
 
+@pytest.mark.slow
 def test_an_engine_records_what_each_preset_asks_for(fresh_command_line: Any) -> None:
     preset = fresh_command_line.folder / "dppo_top.yaml"
     objective = "surrogate: dppo_kl\n    epsilon_low: 0.05\n    epsilon_high: 0.05\n    trust_region_top_k: 3"

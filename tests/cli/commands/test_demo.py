@@ -9,6 +9,7 @@ import pytest
 
 from grpo_pl.cli.commands import demo as demo_module
 from grpo_pl.data.tasks.countdown import CountdownPrompts
+from tests.config.test_jsonargparse_adapter import Parsed
 
 
 @pytest.fixture
@@ -35,14 +36,19 @@ def test_the_report_opens_before_a_screen_only(
     assert "grpo_pl.tools.live.LiveView" in written and "seed_everything: 3" in written and "steps: 2" in written
 
 
-def test_settings_that_are_given_win(command_line: Any) -> None:
-    config = command_line.config("given", **{"seed_everything": 7})
-    command_line.done("demo", f"--config={config}", "--name=given", "--data.steps=1", "--samples.every_n_rollouts=5")
-    written = (Path(command_line.runs) / "given" / "config.yaml").read_text()
-    assert "seed_everything: 7" in written and re.search(r"^samples:\n  every_n_rollouts: 5$", written, re.MULTILINE)
-    command_line("demo", f"--config={config}", "--name=left", "--data.steps=1", "--seed=3")
-    written = (Path(command_line.runs) / "left" / "config.yaml").read_text()
-    assert "seed_everything: 3" in written and re.search(r"^samples:\n  every_n_rollouts: 0$", written, re.MULTILINE)
+@pytest.mark.parametrize(
+    ("options", "seed", "every"),
+    [((), 7, 0), (("--samples.every_n_rollouts=5", "--seed=3"), 3, 5)],
+)
+def test_settings_that_are_given_win(
+    command_line: Any, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], seed: int, every: int
+) -> None:
+    config = command_line.config("given", seed_everything=7)
+    handed_on: list[str] = []
+    monkeypatch.setattr(demo_module, "main", lambda args: handed_on.extend(args) or 1)
+    assert command_line("demo", f"--config={config}", *options).status == 1
+    fit = Parsed(handed_on).config.fit
+    assert (fit.seed_everything, fit.samples.every_n_rollouts) == (seed, every)
 
 
 SMALL = (
