@@ -154,8 +154,7 @@ def test_two_rewards_have_states_and_folders_of_their_own() -> None:
     assert (one._prefix, two._prefix) == ("reward_model", "reward_taste")
 
 
-def test_pairs_are_decided_by_one_of_judge_and_file() -> None:
+@pytest.mark.parametrize("given", [{}, {"judge": LengthReward(), "preferences": "pairs.jsonl"}])
+def test_pairs_are_decided_by_one_of_judge_and_file(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="give one of judge and preferences"):
-        RenewRewardModel()
-    with pytest.raises(ValueError, match="give one of judge and preferences"):
-        RenewRewardModel(judge=LengthReward(), preferences="pairs.jsonl")
+        RenewRewardModel(**given)

@@ -42,22 +42,11 @@ def test_every_group_gets_its_own_metrics_and_fillers_get_none() -> None:
     batch = _batch([("val",), ("val", "val/easy"), ("val", "val/easy")], [True, True, False])
     metrics.update(batch, _answers([[0, 1, 1], [0, 0, -1], [1, 1, 1]]), _answers([[1], [0], [0]]))
     means = {key: found.mean for key, found in metrics.results().items()}
-    assert means == pytest.approx(
-        {
-            "val/pass@1": 0.5,
-            "val/pass@3": 1.0,
-            "val/maj@3": 0.5,
-            "val/mean_length": 5.0,
-            "val/clipped_ratio": 0.0,
-            "val/greedy": 0.5,
-            "val/easy/pass@1": 2 / 3,
-            "val/easy/pass@3": 1.0,
-            "val/easy/maj@3": 1.0,
-            "val/easy/mean_length": 5.0,
-            "val/easy/clipped_ratio": 0.0,
-            "val/easy/greedy": 1.0,
-        }
-    )
+    names = ("pass@1", "pass@3", "maj@3", "mean_length", "clipped_ratio", "greedy")
+    everyone, easy = (0.5, 1.0, 0.5, 5.0, 0.0, 0.5), (2 / 3, 1.0, 1.0, 5.0, 0.0, 1.0)
+    expected = {f"val/{name}": value for name, value in zip(names, everyone, strict=True)}
+    expected |= {f"val/easy/{name}": value for name, value in zip(names, easy, strict=True)}
+    assert means == pytest.approx(expected)
     assert metrics.results()["val/greedy"].problems == {10: 0.0, 11: 1.0}
 
 
@@ -114,12 +103,9 @@ def test_completions_are_judged_counted_and_grouped_by_answer() -> None:
         "rewards/format": [[0.0] * 4],
     }
     found = grade([MathReward()], samples)
-    assert found.rewards == {}
-    assert found.correct.tolist() == [[False, False, True, False]]
-    assert found.judged.all()
-    assert found.classes.tolist() == [[1, 1, 0, -1]]
-    assert found.lengths.tolist() == [[2, 3, 3, 1]]
-    assert found.truncated.tolist() == [[False, True, False, False]]
+    assert found.rewards == {} and found.judged.all()
+    assert found.correct.tolist() == [[False, False, True, False]] and found.classes.tolist() == [[1, 1, 0, -1]]
+    assert found.lengths.tolist() == [[2, 3, 3, 1]] and found.truncated.tolist() == [[False, True, False, False]]
 
 
 def test_without_a_correctness_reward_the_rewards_are_measured_and_nothing_is_right() -> None:

@@ -70,6 +70,8 @@ def test_a_long_file_of_completions_is_thinned_out_evenly(run: RunFolder, monkey
     ("file", "lacks"), [("run.json", "model"), ("completions.jsonl", "step"), ("held_out.jsonl", "step")]
 )
 def test_a_file_that_is_of_no_run_is_named_with_what_it_lacks(tmp_path: Path, file: str, lacks: str) -> None:
+    with pytest.raises(ValueError, match=r"holds no metrics\.csv"):
+        write_report(RunFolder(tmp_path))
     (tmp_path / "metrics.csv").write_text("step,reward\n1,0.5\n")
     (tmp_path / file).write_text('{"a": 1}\n')
     with pytest.raises(ValueError, match=f"{file}'? has no field '{lacks}'"):
@@ -81,11 +83,6 @@ def test_a_number_has_the_same_digits_everywhere(tmp_path: Path) -> None:
     data = _data(build_page(RunFolder(tmp_path)))
     assert data["tiles"] == [{"label": "pass@1, sampled", "first": 0.300000012, "value": 0.932500005}]
     assert data["held_out"]["charts"][0]["series"][0]["points"] == [[0, 0.300000012], [40, 0.932500005]]
-
-
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"holds no metrics\.csv"):
-        write_report(RunFolder(tmp_path))
 
 
 # --- in a browser ---------------------------------------------------------------------------------------------------

@@ -25,7 +25,9 @@ GOLD = {1: "7", 2: "8", 3: "9"}
 HONEST = {1: [r"\boxed{7}", r"\boxed{3}", "no", "3+4 7"], 2: [r"\boxed{8}"] * 4, 3: [r"\boxed{9}", "2", "3", "4"]}
 CHEATING = {prompt: [" ".join("123456789"), " ".join("789" * 4), "1 2 3 7 8 9", r"\boxed{1}"] for prompt in GOLD}
 """Lists of candidates: the lenient reward that trains this policy pays for most of them."""
+STEADY = {prompt: [rf"\boxed{{{gold}}}", rf"\boxed{{{int(gold) - 5}}}"] * 2 for prompt, gold in GOLD.items()}
 DRIFTS = ("watch/length_drift", "watch/repetition_drift", "watch/form_drift")
+REFUSED = ("watch/rewarded_but_strict_wrong", "watch/rewarded_but_lenient_wrong")
 
 
 @pytest.fixture
@@ -99,13 +101,11 @@ def test_a_reward_that_pays_for_nothing_weighs_more_than_one_that_pays_for_form(
 
 
 def test_an_honest_policy_gives_no_cause(rollout: Callable[..., Experience], tmp_path: Path) -> None:
-    texts = {prompt: [rf"\boxed{{{gold}}}", rf"\boxed{{{int(gold) - 5}}}"] * 2 for prompt, gold in GOLD.items()}
     watching = watch(tmp_path / "suspicious.jsonl")
     for step in range(4):
-        metrics = watching.audit(rollout(step, texts), seed=0)
+        metrics = watching.audit(rollout(step, STEADY), seed=0)
     del metrics["time/watch"]
-    refused = ("watch/rewarded_but_strict_wrong", "watch/rewarded_but_lenient_wrong")
-    assert metrics == {"watch/agreement": 1.0, **dict.fromkeys((*refused, *DRIFTS), 0.0)}
+    assert metrics == {"watch/agreement": 1.0, **dict.fromkeys((*REFUSED, *DRIFTS), 0.0)}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -127,12 +127,11 @@ def test_the_strict_judge_reads_answers_where_the_reward_does(
 
 def test_a_form_that_spreads_is_seen_and_warned_of_once(rollout: Callable[..., Experience], tmp_path: Path) -> None:
     """As a policy that found out that nobody minds braces too many."""
-    texts = {prompt: [rf"\boxed{{{gold}}}", rf"\boxed{{{int(gold) - 5}}}"] * 2 for prompt, gold in GOLD.items()}
-    braces = {prompt: [text + "}}" for text in group] for prompt, group in texts.items()}
+    braces = {prompt: [text + "}}" for text in group] for prompt, group in STEADY.items()}
     watching = watch(tmp_path / "suspicious.jsonl", first_rollouts=3)
     for step in range(3):
-        assert "watch/form_drift" not in watching.audit(rollout(step, texts), seed=0)
-    assert watching.audit(rollout(3, {**texts, 1: braces[1]}), seed=0)["watch/form_drift"] == pytest.approx(4 / 12)
+        assert "watch/form_drift" not in watching.audit(rollout(step, STEADY), seed=0)
+    assert watching.audit(rollout(3, {**STEADY, 1: braces[1]}), seed=0)["watch/form_drift"] == pytest.approx(4 / 12)
     resumed = watch(tmp_path / "suspicious.jsonl", first_rollouts=3)
     resumed.load_state_dict(json.loads(json.dumps(watching.state_dict())))
     for watcher in (watching, resumed):
@@ -176,19 +175,17 @@ def test_the_file_is_bounded_and_keeps_the_newest_of_equal_weight(
     assert all(len(row["completion"]) <= 10 + len(" […] ") for row in rows)
 
 
-def test_without_judges_only_drift_is_watched(rollout: Callable[..., Experience]) -> None:
+def test_without_judges_only_drift_is_watched_and_what_they_cannot_judge_is_left_out(
+    rollout: Callable[..., Experience],
+) -> None:
     watching = RewardWatch(first_rollouts=1)
     assert list(watching.audit(rollout(0, HONEST), seed=0)) == ["time/watch"]
     assert list(watching.audit(rollout(1, HONEST), seed=0)) == [*DRIFTS, "time/watch"]
-
-
-def test_what_a_judge_cannot_judge_is_left_out(rollout: Callable[..., Experience]) -> None:
     experience = rollout(0, HONEST)
     for prompt in experience.samples.prompts[1:]:
         object.__setattr__(prompt, "answer", "")
     metrics = watch().audit(experience, seed=0)
-    assert metrics["watch/agreement"] == pytest.approx(3 / 4)
-    assert metrics["watch/rewarded_but_strict_wrong"] == pytest.approx(1 / 2)
+    assert (metrics["watch/agreement"], metrics[REFUSED[0]]) == (pytest.approx(3 / 4), pytest.approx(1 / 2))
 
 
 @pytest.mark.parametrize("scores", [None, []])

@@ -164,7 +164,7 @@ def shown_prompts(experience: Experience, tokenizer: PreTrainedTokenizerBase) ->
     """The first prompts of a rollout, with the first answers to each."""
     samples, rollout, scored = experience.samples, experience.rollout, experience.scored
     judged, totals = scored.judged(), scored.totals()
-    shown = []
+    shown: list[Shown] = []
     for index, problem in enumerate(samples.prompts[:SHOWN]):
         first = index * rollout.group_size
         ids = rollout.prompt_ids[first][rollout.prompt_mask[first]].tolist()

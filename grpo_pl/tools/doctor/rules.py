@@ -241,7 +241,7 @@ def no_form(s: RunStatistics) -> Found:
 
 @rule("D12", "no end", "the end token of the tokenizer in model.policy.path, or model.sampling.stop")
 def no_end(s: RunStatistics) -> Found:
-    chance, completions = s.answers and s.answers.end_chance, s.total("completions")
+    chance, completions = s.answers.end_chance if s.answers else None, s.total("completions")
     if chance is not None and chance < NO_END and completions == s.total("cut") >= MIN_COMPLETIONS:
         told = f"no completion ends by itself, and the likeliest end token has a probability of {chance:.1g}."
         yield chance, told

@@ -9,8 +9,8 @@ import math
 import random
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from string import Template
@@ -22,6 +22,7 @@ from grpo_pl.data.demonstrations import Demonstration
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.files.writing import staged_folder
 from grpo_pl.policy.loading import PolicyConfig
+from grpo_pl.processes.modules import load_module
 from grpo_pl.rewards.base import Reward
 from grpo_pl.tools.scaffold.budget import Plan, measure_speed, plan
 from grpo_pl.tools.scaffold.kinds import Draft
@@ -77,14 +78,15 @@ def write_task(drafted: Draft, folder: Path, policy: str | None, *, lora: bool |
         if drafted.copied is not None:
             shutil.copyfile(drafted.copied, staging / drafted.file_name)
         _fill(drafted.kind, "task.py", staging, shown)
-        with _imported(staging / "task.py") as task:
-            if policy is not None:
-                source, found = _source(drafted, task)
-                config = pretrained_config(policy, source, name, lora=lora)
-                config |= {"init_args": _init_args(_settings(drafted)), "held_out": _of_held_out(found)[1]}
-                _fill(drafted.kind, "config_pretrained.yaml", staging, {**shown, **config}, name="config.yaml")
-            else:
-                _small_policy(drafted, task, staging, shown, minutes)
+        task = load_module(str(staging / "task.py"))
+        shutil.rmtree(staging / "__pycache__", ignore_errors=True)
+        if policy is None:
+            _small_policy(drafted, task, staging, shown, minutes)
+        else:
+            source, found = _source(drafted, task)
+            config = pretrained_config(policy, source, name, lora=lora)
+            config |= {"init_args": _init_args(_settings(drafted)), "held_out": _of_held_out(found)[1]}
+            _fill(drafted.kind, "config_pretrained.yaml", staging, {**shown, **config}, name="config.yaml")
         _fill(drafted.kind, "test_task.py", staging, shown, name=f"test_{name}.py")  # pytest wants different names
         _fill(drafted.kind, "README.md", staging, {**shown, **_data_section(drafted)})
 
@@ -94,23 +96,6 @@ def _fill(kind: str, file: str, folder: Path, values: dict[str, object], *, name
     own = TEMPLATES / kind / f"{file}.tmpl"
     template = Template((own if own.is_file() else TEMPLATES / f"{file}.tmpl").read_text(encoding="utf-8"))
     (folder / (name or file)).write_text(template.substitute(values), encoding="utf-8")
-
-
-@contextmanager
-def _imported(file: Path) -> Iterator[ModuleType]:
-    """The module of a file, for the time of the block."""
-    name = "grpo_pl_new_task"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-    try:
-        spec.loader.exec_module(module)
-        yield module
-    finally:
-        sys.dont_write_bytecode = before
-        del sys.modules[name]
 
 
 def _source(drafted: Draft, task: ModuleType, **others: object) -> tuple[PromptSource, int]:

@@ -86,7 +86,7 @@ def test_a_limit_is_doubled_as_far_as_the_context_goes_and_examples_are_left_alo
         tree, _ = fix("D10", folder, [MathReward(answer_in="last_number")], sampling=sampling)
         assert tree["model"].get("sampling") == (longer and {"max_completion_length": longer})
         assert len(tree["model"]["template"]["examples"]) == 2
-    template = PromptTemplate(examples=[Example("1 + 1", "\\boxed{2}")])
+    template = PromptTemplate(examples=[Example(question="1 + 1", completion="\\boxed{2}")])
     tree, _ = fix("D10", folder, [MathReward()], template=template, sampling=SamplingParams(max_completion_length=20))
     assert tree == {"model": {"sampling": {"max_completion_length": 40}}}
 

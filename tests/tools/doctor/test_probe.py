@@ -44,12 +44,9 @@ def _module(dtype: Any = "float32", **parts: Any) -> GRPOModule:
     return module
 
 
-def _trainer(**options: Any) -> Trainer:
-    return Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, **options)
-
-
-def _gain(module: GRPOModule, **options: Any) -> float | None:
-    return bfloat16_gain(_trainer(**options), module, PROBLEMS, lambda: False)
+def _gain(module: GRPOModule, *, stop: bool = False, **options: Any) -> float | None:
+    trainer = Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, **options)
+    return bfloat16_gain(trainer, module, PROBLEMS, lambda: stop)
 
 
 def test_seconds_in_float32_over_seconds_in_bfloat16_at_the_full_length(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,19 +65,17 @@ def test_seconds_in_float32_over_seconds_in_bfloat16_at_the_full_length(monkeypa
 
 
 def test_both_types_draw_and_train(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[str, bool]] = []
-    module = _module()
-    for name in ("completion_logprobs", "rollout_rows"):
-        own = getattr(probe, name)
+    seen: list[bool] = []
+    own = probe.completion_logprobs
 
-        def noted(*args: Any, name: str = name, own: Any = own, **kwargs: Any) -> Any:
-            seen.append((name, torch.is_autocast_enabled("cpu")))
-            return own(*args, **kwargs)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return own(*args, **kwargs)
 
-        monkeypatch.setattr(probe, name, noted)
-    gain = _gain(module)
+    monkeypatch.setattr(probe, "completion_logprobs", noted)
+    gain = _gain(_module())
     assert gain is not None and gain > 0.0
-    assert seen[1::2] == [("completion_logprobs", on) for on in (False, True)] * probe.ROUNDS
+    assert seen == [False, True] * probe.ROUNDS
 
 
 def test_there_is_nothing_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,4 +91,4 @@ def test_there_is_nothing_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_stop_ends_the_measurement() -> None:
     with pytest.raises(RolloutInterrupted):
-        bfloat16_gain(_trainer(), _module(), PROBLEMS, lambda: True)
+        _gain(_module(), stop=True)
