@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 
 from grpo_pl.environments.base import Environment, Status, Transition, failed
+from grpo_pl.functional.argument_checks import check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,10 +24,7 @@ class PoolLimits:
     """Steps that run at the same time where episodes share this process."""
 
     def __post_init__(self) -> None:
-        for field in fields(PoolLimits):
-            value = getattr(self, field.name)
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{field.name} must be positive and finite, got {value}.")
+        check_positive(**{field.name: getattr(self, field.name) for field in fields(PoolLimits)})
 
     def of(self, method: str) -> float:
         """Seconds that ``reset`` or ``step`` may take."""

@@ -86,9 +86,9 @@ class AgentEnvironment(CallsTools):
         if self.isolation != "process":
             raise ValueError(f"isolation must be process, because agents are killed, got {self.isolation!r}.")
         self.blame = "policy" if self.on_agent_error == "zero" else "environment"
-        self._session: AgentSession | None = None
-        self._process: AgentProcess | None = None
-        self._waiting: AgentCall | None = None
+        self._session: AgentSession  # these from reset on
+        self._process: AgentProcess
+        self._waiting: AgentCall
 
     @property
     def writes_prompt(self) -> bool:
@@ -147,13 +147,11 @@ class AgentEnvironment(CallsTools):
         return observation, info
 
     def step(self, action: str, drawn: Mapping[str, Any] | None = None) -> Step:
-        assert self._session is not None and self._waiting is not None
         malformed = self._session.answer(self._waiting, action, drawn or {})
         observation, reward, terminated, truncated, info = self._next()
         return observation, reward, terminated, truncated, {**info, "invalid_action": malformed}
 
     def finish(self) -> float:
-        assert self._session is not None
         self._session.end("the session has reached its limit on turns or tokens.")
         if not self.pays:
             return 0.0
@@ -162,15 +160,14 @@ class AgentEnvironment(CallsTools):
         return self._reward()
 
     def close(self) -> None:
-        if self._process is not None:
+        if hasattr(self, "_process"):
             self._process.kill()
-        if self._session is not None:
+        if hasattr(self, "_session"):
             self._session.close()
 
     def _next(self) -> Step:
         """Waits for the agent's next call, or its end."""
         session = self._session
-        assert session is not None
         event = session.events.get()
         if not isinstance(event, AgentCall):
             return "", self._reward(), True, False, {"warnings": session.warnings}
@@ -197,7 +194,6 @@ class AgentEnvironment(CallsTools):
         Raises:
             EpisodeEnded: they are too long, or the parser cannot write them.
         """
-        assert self._session is not None
         offered = self._session.tools
         try:
             self.parser.check({tool["function"]["name"]: tool for tool in offered})
@@ -216,7 +212,6 @@ class AgentEnvironment(CallsTools):
             EpisodeEnded: it failed, or there is none.
         """
         session = self._session
-        assert session is not None and self._process is not None
         status, detail, value = self._process.result()
         if status != "ok" and session.reward is None:
             if session.unsupported:  # the agent's own request, whatever the policy had written

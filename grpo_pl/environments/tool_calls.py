@@ -254,34 +254,31 @@ class CallsTools(Environment):
     def observation_role(self) -> str:
         return self.parser.role
 
+    def answered(
+        self,
+        action: str,
+        tools: Mapping[str, Callable[..., Any]],
+        run: Callable[[Call], Result],
+        *,
+        most: int | None = None,
+    ) -> Step:
+        """A turn: the results of its calls, or errors for those that cannot be made; without any, the end.
 
-def answered(
-    action: str,
-    tools: Mapping[str, Callable[..., Any]],
-    parser: CallParser,
-    run: Callable[[Call], Result],
-    finish: Callable[[], float],
-    *,
-    most: int | None = None,
-) -> Step:
-    """A turn with tools: the results of its calls, or errors for those that cannot be made; without any, the end.
-
-    Args:
-        run: makes a call.
-        finish: the reward of an episode that ends.
-        most: calls that are made; those after them are answered by an error.
-    """
-    calls = parser.calls(action, tools)
-    if not calls:
-        return "", finish(), True, False, {}
-    results = []
-    for number, call in enumerate(calls):
-        over = f"only {most} calls an action are made" if most is not None and number >= most else ""
-        fault = over or call.fault or _unknown(call, tools)
-        result = Result(call.name, fault, failed=True) if fault else run(call)
-        results.append(Result(_writable(result.name), _writable(result.text), result.failed))
-    info = {"invalid_action": any(call.fault for call in calls), "calls": [result.name for result in results]}
-    return parser.observation(results), 0.0, False, False, info
+        Args:
+            run: makes a call.
+            most: calls that are made; those after them are answered by an error.
+        """
+        calls = self.parser.calls(action, tools)
+        if not calls:
+            return "", self.finish(), True, False, {}
+        results = []
+        for number, call in enumerate(calls):
+            over = f"only {most} calls an action are made" if most is not None and number >= most else ""
+            fault = over or call.fault or _unknown(call, tools)
+            result = Result(call.name, fault, failed=True) if fault else run(call)
+            results.append(Result(_writable(result.name), _writable(result.text), result.failed))
+        info = {"invalid_action": any(call.fault for call in calls), "calls": [result.name for result in results]}
+        return self.parser.observation(results), 0.0, False, False, info
 
 
 def _writable(text: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from grpo_pl.environments.base import Observation, Step, Unavailable, resolved
-from grpo_pl.environments.tool_calls import Call, CallsTools, Result, answered
+from grpo_pl.environments.tool_calls import Call, CallsTools, Result
+from grpo_pl.functional.argument_checks import check_at_least, check_positive
 from grpo_pl.rewards.function import reference_of
 from grpo_pl.rewards.sandbox.pool import SandboxSettings, WorkerPool, shared_pool
 
@@ -48,12 +48,8 @@ class ToolEnvironment(CallsTools):
     def __post_init__(self) -> None:
         if not self.tools:
             raise ValueError("tools must name one function or more, got none.")
-        for name in ("time_limit_s", "action_limit_s"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} must be a positive number of seconds, got {value}.")
-        if self.most_calls < 1:
-            raise ValueError(f"most_calls must be at least 1, got {self.most_calls}.")
+        check_positive(time_limit_s=self.time_limit_s, action_limit_s=self.action_limit_s)
+        check_at_least(1, "ToolEnvironment", most_calls=self.most_calls)
         functions = [resolved(tool) for tool in self.tools]
         self._functions = {function.__name__: function for function in functions}
         if len(self._functions) < len(functions):
@@ -79,7 +75,7 @@ class ToolEnvironment(CallsTools):
 
     def step(self, action: str) -> Step:
         self._until = time.monotonic() + self.action_limit_s
-        return answered(action, self._functions, self.parser, self._result, self.finish, most=self.most_calls)
+        return self.answered(action, self._functions, self._result, most=self.most_calls)
 
     @property
     def slowest_step_s(self) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_pl.environments.base import Observation, Step, resolved
-from grpo_pl.environments.tool_calls import Call, CallsTools, Result, answered
+from grpo_pl.environments.tool_calls import Call, CallsTools, Result
 from grpo_pl.environments.tools import schema
 
 
@@ -62,7 +62,7 @@ class TRLEnvironment(CallsTools):
         return "" if observation is None else observation, {}
 
     def step(self, action: str) -> Step:
-        return answered(action, self._tools, self.parser, self._result, self.finish)
+        return self.answered(action, self._tools, self._result)
 
     def finish(self) -> float:
         reward = getattr(self._object, "get_reward", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, get_args
 
 
@@ -10,6 +11,13 @@ def check_at_least(least: int, section: str, **values: float) -> None:
     for name, value in values.items():
         if value < least:
             raise ValueError(f"{section} needs {name} >= {least}, got {value}.")
+
+
+def check_positive(**values: float) -> None:
+    """Refuses values that are not above 0, or that are infinite."""
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} must be positive and finite, got {value}.")
 
 
 def check_choice(argument: str, value: object, choices: Any, classes: tuple[type, ...] = ()) -> None:
