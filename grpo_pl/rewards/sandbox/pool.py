@@ -49,8 +49,6 @@ class WorkerPool:
         """
         with self._lock:
             threads = self._ensure_threads()
-        if CALLER.get() is not None:
-            threads.serve_callers()
         threads.wait_until_ready()
 
     def run(self, jobs: Sequence[Job], *, within_s: float = math.inf) -> list[Verdict]:
@@ -106,7 +104,7 @@ class WorkerPool:
     def _ensure_threads(self) -> WorkerThreads:
         """The threads, started if there are none; the caller holds the lock."""
         if self._threads is None:
-            self._threads = WorkerThreads(self.settings)
+            self._threads = WorkerThreads(self.settings, several_callers=CALLER.get() is not None)
             self._finalizer = weakref.finalize(self, self._threads.dismiss)
             self._finalizer.atexit = False
         return self._threads

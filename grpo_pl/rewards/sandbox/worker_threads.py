@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, get_args
 
-from grpo_pl.functional.argument_checks import check_at_least
+from grpo_pl.functional.argument_checks import check_at_least, check_positive
 from grpo_pl.processes.child_process import ChildProcess, ChildStartError, exit_name
 from grpo_pl.processes.variables import clean_environment
 from grpo_pl.rewards.base import Status
@@ -57,18 +57,12 @@ class SandboxSettings:
     """Argument of ``prepare``; it gets none where this is empty."""
 
     def __post_init__(self) -> None:
-        check_at_least(1, "the sandbox", workers=self.workers)
+        check_at_least(1, "the sandbox", workers=self.workers, wall_factor=self.wall_factor)
         check_at_least(0, "the sandbox", cache_size=self.cache_size)
-        if not (math.isfinite(self.soft_limit_s) and self.soft_limit_s > 0):
-            raise ValueError(f"soft_limit_s must be a positive number of seconds, got {self.soft_limit_s}.")
-        if not (math.isfinite(self.hard_limit_s) and self.hard_limit_s > self.soft_limit_s):
-            raise ValueError(
-                f"hard_limit_s must be finite and above soft_limit_s={self.soft_limit_s}, got {self.hard_limit_s}."
-            )
-        if not (math.isfinite(self.wall_factor) and self.wall_factor >= 1):
-            raise ValueError(f"wall_factor must be finite and at least 1, got {self.wall_factor}.")
-        if self.memory_limit_mb < 512:
-            raise ValueError(f"memory_limit_mb must be at least 512 (SymPy needs it), got {self.memory_limit_mb}.")
+        check_at_least(512, "the sandbox", memory_limit_mb=self.memory_limit_mb)  # which SymPy takes
+        check_positive(soft_limit_s=self.soft_limit_s, hard_limit_s=self.hard_limit_s, wall_factor=self.wall_factor)
+        if self.hard_limit_s <= self.soft_limit_s:
+            raise ValueError(f"hard_limit_s must exceed soft_limit_s={self.soft_limit_s}, got {self.hard_limit_s}.")
 
 
 class WorkerStartError(RuntimeError):
@@ -139,22 +133,19 @@ class WorkerThreads:
     known to be costly, so that these do not wait until a worker is done with a costly one.
     """
 
-    def __init__(self, settings: SandboxSettings) -> None:
+    def __init__(self, settings: SandboxSettings, *, several_callers: bool = False) -> None:
         self.settings = settings
         self.kills = 0
-        self.workers: list[Worker | None] = []
+        slots = range(settings.workers + several_callers)
+        self.workers: list[Worker | None] = [None for _ in slots]
         self._queue = TaskQueue()
-        self._started: list[Future[None]] = []
-        self._threads: list[threading.Thread] = []
-        self._growing = threading.Lock()
-        for _ in range(settings.workers):
-            self._add_thread()
-
-    def serve_callers(self) -> None:
-        """Starts the additional worker if there is none yet."""
-        with self._growing:
-            if len(self._threads) == self.settings.workers:
-                self._add_thread()
+        self._started: list[Future[None]] = [Future() for _ in slots]
+        self._threads = [
+            threading.Thread(target=self._serve, args=(slot,), daemon=True, name=f"grpo_pl-sandbox-{slot}")
+            for slot in slots
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def wait_until_ready(self) -> None:
         """Waits until all workers have started; raises what prevented one, such as ``WorkerStartError``."""
@@ -183,14 +174,6 @@ class WorkerThreads:
         self.dismiss()
         for thread in self._threads:
             thread.join(timeout=self.settings.hard_limit_s * self.settings.wall_factor + 5.0)
-
-    def _add_thread(self) -> None:
-        slot = len(self._threads)
-        self.workers.append(None)
-        self._started.append(Future())
-        thread = threading.Thread(target=self._serve, args=(slot,), daemon=True, name=f"grpo_pl-sandbox-{slot}")
-        self._threads.append(thread)
-        thread.start()
 
     def _serve(self, slot: int) -> None:
         try:
