@@ -219,7 +219,8 @@ def test_a_daemonic_process_pool_scores(method: str) -> None:
     assert [score.value for score in scores] == [1.0, 0.0]
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.slow  # daemonic processes that are forked or spawned, as those above
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_data_loader_workers_score(method: str) -> None:
     from torch.utils.data import DataLoader
 
