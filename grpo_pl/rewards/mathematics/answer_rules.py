@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -27,7 +27,6 @@ _NOT_A_NUMBER = re.compile(r"\s*(?:\\text\s*\{\s*nan\s*\}|nan)\s*", re.IGNORECAS
 _NUMBER_AS_TEXT = re.compile(r"\\text\s*\{\s*([-+]?[\d.,/]+)\s*\}")
 _INNER_UNIT = re.compile(r"(?<=[\d}])\s*\\text\s*\{([^{}]*)\}(?:\s*\^\s*\{?[23]\}?)?")
 _MEMBERS = re.compile(r"\s*([A-Za-z](?:_\{?\w+\}?)?|\([A-Za-z](?:\s*,\s*[A-Za-z])+\))\s*(=|\\in)\s*(\(.*|\\\{.*|\[.*)")
-_SETS = re.compile(r"\\(?:cup|cap)(?![a-zA-Z])")
 _CONDITION = re.compile(r"\\(?:land|lor)(?![a-zA-Z])")
 _RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|in)(?![a-zA-Z])")
 _CHOICE = re.compile(
@@ -44,6 +43,13 @@ _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-z
 _PERIODIC = re.compile(r"(\d*\.\d*)\\overline\s*\{(\d+)\}")
 _NEARBY = Fraction(1, 20)
 """Largest relative error of the approximation that an answer adds to its exact value (``exact ≈ approximation``)."""
+_NOTATIONS: dict[Callable[[str], object | None], bool] = {
+    notation.sets: False,
+    notation.points: True,
+    notation.ratio: True,
+    notation.chain: False,
+}
+"""Reads what a notation says -> whether sides that say different things are wrong, without asking math-verify."""
 _UNREADABLE = ("cannot be parsed", "not equal to itself", "cannot be compared")
 
 
@@ -130,7 +136,7 @@ class AnswerRules:
         return verdict
 
     def _repeated(self, gold: str) -> Verdict | Job:
-        if self._is_plain(gold) or notation.is_date(gold) or notation.is_clock(gold):
+        if self._is_plain(gold) or notation.is_date(gold) or notation.clock(gold):
             return Verdict("ok")
         side = self._for_worker(gold)
         return Job(side, side, repeated=True)
@@ -236,9 +242,7 @@ class AnswerRules:
         if kinds == {"()", "{}"} and not (single_gold or single):
             return Verdict("wrong", "a tuple or interval is no set of its numbers")
         may_be_interval = kinds in ({"[]"}, {"(]"}, {"[)"})
-        if not (may_be_interval or kinds in ({""}, {"{}"}, {"()"}, {"", "{}"}, {"", "()"})):
-            return None
-        if "" in (*golds, *answers):
+        if not (may_be_interval or kinds in ({""}, {"{}"}, {"()"}, {"", "{}"}, {"", "()"})) or "" in (*golds, *answers):
             return None
         if (gold_unsure and unsure) or (gold_unsure and single) or (unsure and single_gold):
             return None
@@ -279,18 +283,15 @@ class AnswerRules:
         their notation; ``None`` for anything else."""
         if notation.is_date(gold):
             return Verdict("wrong", "another date")
-        if notation.same_clock(gold, answer):
-            return Verdict("ok")
-        if ":" in answer and notation.is_clock(gold):
-            return Verdict("wrong", "another time")
+        if ":" in answer and (time := notation.clock(gold)):
+            return Verdict("ok") if time == notation.clock(answer) else Verdict("wrong", "another time")
         formula = notation.chemical_formula(gold) if r"\text" in gold + answer else None
         if formula is not None and formula == notation.chemical_formula(answer):
             return Verdict("ok")
-        if _SETS.search(gold) and _SETS.search(answer) and notation.sorted_sets(gold) == notation.sorted_sets(answer):
-            return Verdict("ok")
-        same_points, same_parts = notation.same_points(gold, answer), notation.same_ratio(gold, answer)
-        if same_points is not None or same_parts is not None:
-            return Verdict("ok" if same_points or same_parts else "wrong")
+        for read, decides in _NOTATIONS.items():
+            ours, theirs = read(gold), read(answer)
+            if ours is not None and theirs is not None and (decides or ours == theirs):
+                return Verdict("ok" if ours == theirs else "wrong")
         if notation.read_base(gold) or notation.read_base(answer):  # either side may leave out base ten
             (gold_digits, gold_base), (digits, base) = (
                 notation.read_base(side) or (notation.symbols(side).upper(), 0) for side in (gold, answer)
@@ -298,8 +299,7 @@ class AnswerRules:
             if gold_digits == digits and (gold_base == base or not base or {gold_base, base} == {0, 10}):
                 return Verdict("ok")  # an answer may leave out any base
             return Verdict("wrong", "another number or base")
-        links = notation.chain(gold)
-        return Verdict("ok") if links is not None and links == notation.chain(answer) else None
+        return None
 
     def _is_near(self, exact: str, near: str) -> bool:
         r"""True if ``exact \approx near`` is consistent: ``near`` is a number, and within ``_NEARBY`` of ``exact``
@@ -323,33 +323,32 @@ class AnswerRules:
 
     def _compare_text(self, gold: str, answer: str) -> Verdict | None:
         """The verdict on written-out numbers and on words; ``None`` if algebra is needed."""
-        if (pointed := notation.decimal_comma(gold)) is not None:
-            number = self._number(notation.decimal_comma(answer) or answer)
-            if self._same_number(self._number(pointed), number):
-                return Verdict("ok")
         gold_number, number = self._number(gold), self._number(answer)
+        gold_pointed, pointed = (self._number(notation.decimal_comma(side) or "") for side in (gold, answer))
+        if self._same_number(gold_pointed, pointed or number):
+            return Verdict("ok")
         if gold_number is not None and number is not None:
             return Verdict("ok" if self._same_number(gold_number, number) else "wrong")
-        pointed = notation.decimal_comma(answer) if gold_number is not None and gold_number.decimal else None
-        if pointed is not None and self._same_number(gold_number, self._number(pointed)):
+        if gold_number is not None and gold_number.decimal and self._same_number(gold_number, pointed):
             return Verdict("ok")
         gold_words, words = as_words(gold), as_words(answer)
-        if gold_words is not None and number is not None and (named := number_in_words(gold_words)):
-            return Verdict("ok" if self._same_number(named, number) else "wrong")
         if gold_words is not None:
-            if gold_words == (answer.strip() if words is None else words):
-                return Verdict("ok")
-            if words is not None and not self.ordered and "," in gold_words:
-                gold_listed, listed = (sorted(map(str.strip, side.split(","))) for side in (gold_words, words))
-                return Verdict("ok" if gold_listed == listed else "wrong")
-            return Verdict("wrong") if words is not None or len(gold_words) > 1 else None
-        if gold_number is not None and words is not None:
-            if self._same_number(gold_number, number_in_words(words)):
-                return Verdict("ok")
-            return Verdict("wrong", "words where a number was asked for")
-        if gold_number is not None and self._is_number_list(answer) and not notation.read_list(gold)[2]:
+            if number is not None and (named := number_in_words(gold_words)):
+                return Verdict("ok" if self._same_number(named, number) else "wrong")
+            same = gold_words == (answer.strip() if words is None else words)
+            if not same and words is not None and not self.ordered:
+                same = sorted(map(str.strip, gold_words.split(","))) == sorted(map(str.strip, words.split(",")))
+            if not same and words is None and len(gold_words) == 1:
+                return None
+            return Verdict("ok" if same else "wrong")
+        if gold_number is None:
+            return None
+        if words is not None:
+            right = self._same_number(gold_number, number_in_words(words))
+            return Verdict("ok") if right else Verdict("wrong", "words where a number was asked for")
+        if self._is_number_list(answer) and not notation.read_list(gold)[2]:
             return Verdict("wrong", "several numbers where one was asked for")  # [5,5]
-        if gold_number is not None and gold_number.value.denominator == 1 and ":" in answer:
+        if gold_number.value.denominator == 1 and ":" in answer:
             return None if self.allow_unevaluated else Verdict("wrong", "not worked out")  # 8:2
         return None
 

@@ -22,12 +22,16 @@ def has_compatibility_markup(text: str) -> bool:
     return any(not char.isascii() and set(unicodedata.normalize("NFKC", char)) & set("{}\\$") for char in text)
 
 
+def depths(text: str) -> list[int]:
+    """How many brackets are open at each character of ``text``, itself included."""
+    return list(accumulate((char in "([{") - (char in ")]}") for char in text))
+
+
 def oversize(text: str, max_chars: int) -> str:
     """The reason why ``text`` is too large to be parsed (characters, nesting, digits of a number), or ``""``."""
     if len(text) > max_chars:
         return f"{len(text)} characters, at most {max_chars} are judged"
-    deepest = max(accumulate((char in "([{") - (char in ")]}") for char in text), default=0)
-    deepest = max([deepest, *(run.count("|") for run in re.findall(r"\|[|\s]*", text))])
+    deepest = max([0, *depths(text), *(run.count("|") for run in re.findall(r"\|[|\s]*", text))])
     if deepest > MAX_NESTING:
         return f"nested {deepest} deep, at most {MAX_NESTING} is judged"
     if re.search(rf"\d{{{MAX_DIGIT_RUN + 1}}}", text):

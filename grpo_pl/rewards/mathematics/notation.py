@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable
 from fractions import Fraction
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
+from grpo_pl.rewards.mathematics.canonical import depths
 from grpo_pl.rewards.mathematics.written_numbers import SMALL
 
 _SPACES = re.compile(r"(?<![A-Za-z\d])\s+|\s+(?![A-Za-z\d])")
@@ -53,15 +54,10 @@ def symbols(text: str) -> str:
     return _SPACES.sub("", text).rstrip(".")
 
 
-def is_clock(text: str) -> bool:
-    """True for what may be a time of day: ``12:00``, ``7:32``."""
-    return _CLOCK.fullmatch(text) is not None
-
-
-def same_clock(one: str, other: str) -> bool:
-    """True for the same time of day twice; a leading zero does not matter."""
-    a, b = _CLOCK.fullmatch(one), _CLOCK.fullmatch(other)
-    return a is not None and b is not None and (int(a[1]), *a.groups()[1:]) == (int(b[1]), *b.groups()[1:])
+def clock(text: str) -> tuple[int, str, str | None] | None:
+    """(hour, minute, second) of what may be a time of day: ``12:00``, ``07:32``."""
+    match = _CLOCK.fullmatch(text)
+    return (int(match[1]), match[2], match[3]) if match else None
 
 
 def is_date(text: str) -> bool:
@@ -69,18 +65,15 @@ def is_date(text: str) -> bool:
     return _DATE.fullmatch(text) is not None
 
 
-def same_ratio(one: str, other: str) -> bool | None:
-    """True for two equal ratios of three or more terms, as ``1:2:3`` and ``2:4:6`` are; ``None`` if one side
-    is no such ratio. math-verify would divide the terms one after another."""
-    ours, theirs = (split_top(symbols(side), ":") for side in (one, other))
-    if len(ours) != len(theirs) or len(ours) < 3 or "" in ours + theirs:
+def ratio(text: str) -> tuple[Fraction | str, ...] | None:
+    """The terms of a ratio of three or more, divided by the first: equal for ``1:2:3`` and ``2:4:6``; ``None`` for
+    anything else. math-verify would divide the terms one after another."""
+    terms = split_top(symbols(text), ":")
+    if len(terms) < 3 or "" in terms:
         return None
-    if ours == theirs:
-        return True
-    if not all(re.fullmatch(r"\d{1,20}(?:\.\d{1,20})?", term) for term in ours + theirs):
-        return False
-    a, b = ([Fraction(term) for term in terms] for terms in (ours, theirs))
-    return all(x * b[0] == y * a[0] for x, y in zip(a, b, strict=True)) and bool(a[0] and b[0])
+    if not all(re.fullmatch(r"\d{1,20}(?:\.\d{1,20})?", term) for term in terms) or not Fraction(terms[0]):
+        return tuple(terms)
+    return tuple(Fraction(term) / Fraction(terms[0]) for term in terms)
 
 
 _POINTS = re.compile(
@@ -88,17 +81,18 @@ _POINTS = re.compile(
 )
 
 
-def same_points(one: str, other: str) -> bool | None:
-    r"""True for the same angle, triangle, segment, line or ray, named by its points; ``None`` if one side
-    is something else. ``\angle ABC`` is ``\angle CBA`` and not ``\angle ACB``; math-verify multiplies the letters."""
-    ours, theirs = _POINTS.fullmatch(one), _POINTS.fullmatch(other)
-    if ours is None or theirs is None:
+def points(text: str) -> tuple[str, str] | None:
+    r"""The kind and the points of an angle, triangle, segment, line or ray, in one order for all names; ``None`` for
+    anything else. ``\angle ABC`` is ``\angle CBA`` and not ``\angle ACB``; math-verify multiplies the letters."""
+    match = _POINTS.fullmatch(text)
+    if match is None:
         return None
-    points, others, figure = ours["points"], theirs["points"], ours["figure"]
+    figure, named = match["figure"], match["points"]
     if figure == "triangle":
-        return figure == theirs["figure"] and sorted(points) == sorted(others)
-    turned = {others, others[::-1]} if figure in ("angle", "overline", "overleftrightarrow") else {others}
-    return figure == theirs["figure"] and points in turned
+        named = "".join(sorted(named))
+    elif figure in ("angle", "overline", "overleftrightarrow"):
+        named = min(named, named[::-1])
+    return figure, named
 
 
 _ELEMENT = (
@@ -119,17 +113,20 @@ _SET_OPERATION = re.compile(r"\\(?:cup|cap)(?![a-zA-Z])")
 _IN_PARENTHESES = re.compile(r"\(([^(),]*)\)")
 
 
-def sorted_sets(text: str) -> str:
-    r"""The symbols of unions or intersections of sets in alphabetical order: ``A\cup B`` for ``B\cup A``, also in
-    parentheses."""
-    text = _IN_PARENTHESES.sub(lambda group: f"({sorted_sets(group[1])})", text)
-    depths = [0, *accumulate((char in "([{") - (char in ")]}") for char in text)]
-    signs = [sign for sign in _SET_OPERATION.finditer(text) if depths[sign.start()] == 0]
+def sets(text: str) -> str | None:
+    r"""The symbols of unions or intersections of sets in alphabetical order, also in parentheses: ``A\cup B`` for
+    ``B\cup A``; ``None`` for anything else."""
+    if not _SET_OPERATION.search(text):
+        return None
+    text = _IN_PARENTHESES.sub(lambda group: f"({sets(group[1]) or symbols(group[1].strip())})", text)
+    open_brackets = depths(text)
+    signs = [sign for sign in _SET_OPERATION.finditer(text) if open_brackets[sign.start()] == 0]
     if len({sign[0] for sign in signs}) != 1:  # of A \cup B \cap C nobody knows what comes first
         return symbols(text.strip())
     bounds = [(0, 0), *(sign.span() for sign in signs), (len(text), len(text))]
-    sets = [symbols(text[end:start].strip()) for (_, end), (start, _) in pairwise(bounds)]
-    return f" {signs[0][0]} ".join(sorted(sets))
+    return f" {signs[0][0]} ".join(
+        sorted(symbols(text[end:start].strip()) for (_, end), (start, _) in pairwise(bounds))
+    )
 
 
 @lru_cache(maxsize=8192)
@@ -207,16 +204,8 @@ def remarks(text: str) -> list[str]:
 
 def split_top(text: str, separators: str = ",;") -> list[str]:
     """``text`` cut at the commas and semicolons, or other ``separators``, outside all brackets."""
-    parts, depth, start = [], 0, 0
-    for i, char in enumerate(text):
-        if char in "([{":
-            depth += 1
-        elif char in ")]}":
-            depth -= 1
-        elif char in separators and depth == 0:
-            parts.append(text[start:i])
-            start = i + 1
-    return [*parts, text[start:]]
+    cuts = [i for i, depth in enumerate(depths(text)) if depth == 0 and text[i] in separators]
+    return [text[before + 1 : cut] for before, cut in pairwise([-1, *cuts, len(text)])]
 
 
 _WRAPPED = re.compile(r"(?s)\s*(\\\{|[(\[])(.*?)(\\\}|[)\]])\s*")
@@ -233,11 +222,9 @@ def read_list(text: str) -> tuple[str, tuple[str, ...], bool]:
     """
     wrapped = _WRAPPED.fullmatch(text)
     brackets = ""
-    if wrapped and (kind := (wrapped[1] + wrapped[3]).replace("\\", "")) in ("{}", "()", "[]", "(]", "[)"):
-        inside = wrapped[2]
-        depths = list(accumulate((char in "([{") - (char in ")]}") for char in inside))
-        if min(depths, default=0) >= 0:
-            brackets, text = kind, inside
+    kind = (wrapped[1] + wrapped[3]).replace("\\", "") if wrapped else ""
+    if wrapped and kind in ("{}", "()", "[]", "(]", "[)") and min(depths(wrapped[2]), default=0) >= 0:
+        brackets, text = kind, wrapped[2]
     groups = split_top(text, ";")
     if len(groups) > 1 and not brackets and any(len(split_top(group)) > 1 for group in groups):  # x=1, y=2; x=3, y=4
         assigned = [read_assignments(group) for group in groups]
@@ -285,25 +272,22 @@ def align_assignments(gold: str, answer: str) -> tuple[str, str] | None:
     sides have names and these differ. ``None`` if the sides cannot be read this way.
     """
     gold_pairs, pairs = read_assignments(gold), read_assignments(answer)
-    if gold_pairs is None and pairs is None:
-        return None
     if gold_pairs is not None and pairs is not None:
         values = dict(pairs)
-        if values.keys() != {name for name, _ in gold_pairs}:
-            return _tuple(value for _, value in gold_pairs), ""
-        return _tuple(value for _, value in gold_pairs), _tuple(values[name] for name, _ in gold_pairs)
-    named = gold_pairs or pairs or ()
-    if len({name.split("_")[0] for name, _ in named}) == 1:
+        same_names = values.keys() == {name for name, _ in gold_pairs}
+        aligned = _tuple(values[name] for name, _ in gold_pairs) if same_names else ""
+        return _tuple(value for _, value in gold_pairs), aligned
+    named, bare = (pairs, gold) if gold_pairs is None else (gold_pairs, answer)
+    if named is None or len({name.split("_")[0] for name, _ in named}) == 1:
         return None  # x_1 and x_2 are roots: their order has no meaning
-    bare = answer if gold_pairs is not None else gold
-    inside = bare[1:-1] if re.fullmatch(r"\([^()]*\)", bare.strip()) else bare
-    if len(split_top(inside)) != len(named) or re.match(r"\s*\\\{", bare) or "=" in bare:
+    in_brackets = re.fullmatch(r"\([^()]*\)", bare.strip()) is not None
+    items = split_top(bare[1:-1] if in_brackets else bare)
+    if len(items) != len(named) or re.match(r"\s*\\\{", bare) or "=" in bare:
         return None
     if gold_pairs is not None:
-        return _tuple(value for _, value in gold_pairs), _tuple(split_top(inside))
-    if bare.strip() == inside:
-        return None  # the gold answer is a list whose order has no meaning
-    return _tuple(split_top(inside)), _tuple(value for _, value in sorted(named))
+        return _tuple(value for _, value in gold_pairs), _tuple(items)
+    # else the gold answer may be a list, whose order has no meaning
+    return (_tuple(items), _tuple(value for _, value in sorted(named))) if in_brackets else None
 
 
 def _tuple(values: Iterable[str]) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-from grpo_pl.rewards.answer_reading import AnswerReward
+from grpo_pl.rewards.answer_reading import AnswerReward, Found
 from grpo_pl.rewards.base import Score, TextAnswerReward
 from grpo_pl.rewards.completion_text import BOX, after_thinking, answer_block, has_balanced_braces, last_boxed
 from grpo_pl.rewards.format import has_proper_tags, is_one_box
@@ -25,7 +25,6 @@ _LISTED = re.compile(r"\d\s{0,3}(?:[,;/]|\b(?:or|and)\b)?\s{0,3}$")
 """Text before the last of several numbers in a row: a guess among others."""
 _LONGEST_NUMBER = 400
 """Most characters of a number that is compared by value; longer ones are compared by their symbols."""
-_TAGS = "tags nested, repeated, missing or out of order"
 
 
 def boxed_answers(completion: str) -> list[str]:
@@ -72,46 +71,38 @@ class StrictAnswerReward(AnswerReward, TextAnswerReward):
 
     def score(self, completion: str, gold: str) -> Score:
         said = after_thinking(completion)
-        if self.answer_in == "box" or (self.answer_in == "auto" and BOX.search(said)):
-            return self._score_boxes(completion, said, gold)
-        found = self.read(said)
-        if not found.text:
+        in_boxes = self.answer_in == "box" or (self.answer_in == "auto" and BOX.search(said) is not None)
+        found = Found("") if in_boxes else self.read(said)
+        answers = boxed_answers(said) if in_boxes else [found.text]
+        if not answers or not answers[-1]:
             return Score(0.0, "timeout" if found.late else "no_answer", found.note)
-        if len(found.text) > len(gold) + 1000:
-            return Score(0.0, "too_long", f"{len(found.text)} characters")
-        if not has_proper_tags(completion):
-            return Score(0.0, "wrong", _TAGS)
-        if self.answer_in in ("last_number", "auto") and _LISTED.search(_before(found.text, said)[-20:]):
-            return Score(0.0, "wrong", "the last of several numbers in a row")
-        same = normal_form(found.text) == normal_form(gold)
+        if (longest := max(map(len, answers))) > len(gold) + 1000:
+            return Score(0.0, "too_long", f"{longest} characters")
+        fault = "" if has_proper_tags(completion) else "tags nested, repeated, missing or out of order"
+        fault = fault or (self._fault_of_boxes(answers, said) if in_boxes else self._fault_of_text(found.text, said))
+        if fault:
+            return Score(0.0, "wrong", fault)
+        same = normal_form(answers[-1]) == normal_form(gold)
         return Score.of(float(same), found.note)
 
-    def _score_boxes(self, completion: str, said: str, gold: str) -> Score:
-        boxes = boxed_answers(said)
-        if not boxes or not boxes[-1]:
-            return Score(0.0, "no_answer")
-        longest = max(map(len, boxes))
-        if longest > len(gold) + 1000:
-            return Score(0.0, "too_long", f"{longest} characters")
-        if fault := self._fault(completion, said):
-            return Score(0.0, "wrong", fault)
-        if len({normal_form(box) for box in boxes}) > 1:
-            return Score(0.0, "wrong", f"{len(boxes)} boxes that differ")
-        same = normal_form(boxes[-1]) == normal_form(gold)
-        return Score.of(float(same))
-
-    def _fault(self, completion: str, said: str) -> str:
+    def _fault_of_boxes(self, boxes: Sequence[str], said: str) -> str:
         """The fault in the form of the answer, or ``""``; ``said`` is the text after the thoughts."""
-        if not has_proper_tags(completion):
-            return _TAGS
-        if len(boxed_answers(said)) < len(BOX.findall(said)):
+        if len(boxes) < len(BOX.findall(said)):
             return "a box in a box, or one that is not closed"
         block = answer_block(said)
-        if block is None:
-            return "" if has_balanced_braces(said) else "braces that do not balance"
-        if not boxed_answers(block):
+        if block is None and not has_balanced_braces(said):
+            return "braces that do not balance"
+        if block is not None and not boxed_answers(block):
             return "a box outside the answer block"
-        return "" if self.allow_text or is_one_box(block) else "text beside the box"
+        if block is not None and not (self.allow_text or is_one_box(block)):
+            return "text beside the box"
+        return f"{len(boxes)} boxes that differ" if len(set(map(normal_form, boxes))) > 1 else ""
+
+    def _fault_of_text(self, number: str, said: str) -> str:
+        """As `_fault_of_boxes`, for a number or text in another place; the text before it may end in -$."""
+        before = said.rpartition(number if number in said else number.lstrip("-+"))[0].rstrip("-+$€£")
+        listed = self.answer_in in ("last_number", "auto") and _LISTED.search(before[-20:])
+        return "the last of several numbers in a row" if listed else ""
 
 
 @dataclass(kw_only=True)
@@ -165,8 +156,3 @@ def _number(form: str) -> Number | None:
 
 def _without_space(form: str) -> str:
     return "".join(form.split())
-
-
-def _before(number: str, said: str) -> str:
-    """The text before the last place of a number, also of -40 that is written as -$40."""
-    return said.rpartition(number if number in said else number.lstrip("-+"))[0].rstrip("-+$€£")

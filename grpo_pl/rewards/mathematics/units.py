@@ -150,8 +150,7 @@ def split_unit(text: str) -> tuple[str, str]:
             number = read_number(core)
             if number is None:
                 continue
-            value = number.value * _MAGNITUDES[words[0].casefold()]
-            core = str(value) if value.denominator == 1 else f"{value.numerator}/{value.denominator}"
+            core = str(number.value * _MAGNITUDES[words[0].casefold()])  # 5000000 or 5/2
             words = words[2:] if words[1:2] == ["of"] else words[1:]
         elif kind == "words" and not is_word(words[0]):
             continue
