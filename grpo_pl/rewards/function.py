@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import inspect
 import math
+import os
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal, Self
+from functools import cache, partial
+from typing import Any, Literal, Self, TypeVar
 
 from grpo_pl.processes.modules import load_module
-from grpo_pl.rewards.background import run_coroutine
 from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score
-from grpo_pl.rewards.logged_extras import current_logger
+from grpo_pl.rewards.batch import in_thread
+from grpo_pl.rewards.logged_extras import current_extras
+
+T = TypeVar("T")
 
 
 def load_function(reference: str) -> Callable[..., Any]:
@@ -157,10 +162,10 @@ class FunctionReward(Reward):
             elif "prompt" in columns:
                 asked = columns.get("question", columns["prompt"])
                 arguments["prompts"] = [[{"role": "user", "content": text}] for text in asked]
-        logger = current_logger()
+        extras = current_extras()
         if self._takes_all or "trainer_state" in self._names:
-            arguments["trainer_state"] = logger.extras.trainer_state and logger.extras.trainer_state()
-        arguments |= {"log_extra": partial(logger.log_extra, self.name), "log_metric": logger.log_metric}
+            arguments["trainer_state"] = extras.trainer_state and extras.trainer_state()
+        arguments |= {"log_extra": partial(extras.log_extra, self.name), "log_metric": extras.log_metric}
         missing = sorted(self._required - arguments.keys())
         if missing:
             raise MissingColumn(
@@ -196,3 +201,35 @@ class FunctionReward(Reward):
         twin._call = copy.deepcopy(self._call, memo)
         twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return twin
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Runs ``coroutine`` and returns its result; may be called from any thread, also from one that runs an event loop.
+
+    All coroutines of a process share one loop, so that what they keep between calls, such as the connections of a
+    client, stays usable. If the caller is interrupted while it waits, the coroutine is cancelled.
+
+    Raises:
+        Exception: whatever the coroutine raises.
+    """
+    with _starting:
+        loop, thread = _start_loop(os.getpid())  # a forked process has none of its parent's threads
+    if threading.current_thread() is thread:  # called by a coroutine of ours: the loop cannot wait for itself
+        return in_thread(lambda: asyncio.run(coroutine)).result()
+    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
+_starting = threading.Lock()
+
+
+@cache
+def _start_loop(process: int) -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="async rewards", daemon=True)
+    thread.start()
+    return loop, thread

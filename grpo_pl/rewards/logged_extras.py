@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from typing import Any
 
 
-@dataclass
+@dataclass(frozen=True)
 class LoggedExtras:
-    """Columns and metrics that all rewards log during one call on a batch."""
+    """Columns and metrics that rewards log during one call on a batch, and what one of them logs with."""
 
-    rows: int
+    count: int
     """Completions of the call."""
     trainer_state: Callable[[], Any] | None = None
     """Returns what functions get as ``trainer_state``; None outside training."""
     kept: bool = True
     """False drops what is logged: where a reward is called again, not for its score but to compare answers."""
+    rows: Sequence[int] | None = None
+    """The completions that the running reward was given; None for all."""
     logged: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     """Column -> who logged it (the name of a reward, with a number from the second call on) -> one value for each
     completion, None where it gave none."""
@@ -39,62 +40,50 @@ class LoggedExtras:
                 columns.update((f"{by}/{column}", cells) for by, cells in parts.items())
         return columns
 
-    def collect(self) -> AbstractContextManager[None]:
-        """Context manager: rewards that run within it log here."""
-        return _use(ExtrasLogger(self, range(self.rows)))
-
-
-@dataclass(frozen=True)
-class ExtrasLogger:
-    """Logs for one reward, into the rows of the completions that it was given."""
-
-    extras: LoggedExtras
-    rows: Sequence[int]
-
     def log_extra(self, by: str, column: str, values: Sequence[Any]) -> None:
         """Adds a column to the table of completions; what the reward ``by`` logged before under this name is kept.
 
         Raises:
             ValueError: more or fewer than one value per completion.
         """
-        if not self.extras.kept:
+        if not self.kept:
             return
-        given = list(values)
-        if len(given) != len(self.rows):
-            raise ValueError(f"log_extra({column!r}) got {len(given)} values for {len(self.rows)} completions.")
-        parts = self.extras.logged.setdefault(str(column), {})
+        given, rows = list(values), range(self.count) if self.rows is None else self.rows
+        if len(given) != len(rows):
+            raise ValueError(f"log_extra({column!r}) got {len(given)} values for {len(rows)} completions.")
+        parts = self.logged.setdefault(str(column), {})
         for key in chain([by], (f"{by} {again}" for again in count(2))):
-            cells = parts.setdefault(key, [None] * self.extras.rows)
-            if all(cells[row] is None for row in self.rows):
+            cells = parts.setdefault(key, [None] * self.count)
+            if all(cells[row] is None for row in rows):
                 break
-        for row, value in zip(self.rows, given, strict=True):
+        for row, value in zip(rows, given, strict=True):
             cells[row] = value
 
     def log_metric(self, name: str, value: float) -> None:
         """Adds a value to a metric; its mean over all calls of a rollout is logged."""
-        if self.extras.kept:
-            self.extras.metrics.setdefault(str(name), []).append(float(value))
+        if self.kept:
+            self.metrics.setdefault(str(name), []).append(float(value))
+
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        """Context manager: rewards that run within it log here."""
+        token = _current.set(self)  # threads that run rewards get a copy of the context
+        try:
+            yield
+        finally:
+            _current.reset(token)
 
 
-_DROPS_ALL = ExtrasLogger(LoggedExtras(rows=0, kept=False), range(sys.maxsize))
-_current: ContextVar[ExtrasLogger] = ContextVar("grpo_pl_logged_extras", default=_DROPS_ALL)
+_DROPS_ALL = LoggedExtras(0, kept=False)
+_current: ContextVar[LoggedExtras] = ContextVar("grpo_pl_logged_extras", default=_DROPS_ALL)
 
 
-def current_logger() -> ExtrasLogger:
-    """The logger of the running reward; outside `LoggedExtras.collect` a logger that drops everything."""
+def current_extras() -> LoggedExtras:
+    """Where the running reward logs; outside `LoggedExtras.collect` all is dropped."""
     return _current.get()
 
 
 def logging_for(rows: Sequence[int]) -> AbstractContextManager[None]:
     """Context manager: a reward that runs within it was given only ``rows`` of the completions."""
     outer = _current.get()
-    return _use(ExtrasLogger(outer.extras, [outer.rows[row] for row in rows]))
-
-
-@contextmanager
-def _use(logger: ExtrasLogger) -> Iterator[None]:
-    token = _current.set(logger)  # threads that run rewards get a copy of the context
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return replace(outer, rows=rows if outer.rows is None else [outer.rows[row] for row in rows]).collect()

@@ -111,7 +111,7 @@ class RubricReward(AsksModel):
         Raises:
             ValueError: it is another file.
         """
-        self._verdicts().known([b""])
+        known_verdicts(self._file, [b""])
 
     def __call__(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[Score]:
         asked = columns.get("question", columns.get("prompt", [""] * len(completions)))
@@ -156,11 +156,11 @@ class RubricReward(AsksModel):
 
     def _replies(self, questions: Iterable[Question]) -> dict[Question, Reply]:
         keys = {question: self._key(question) for question in questions}
-        known = self._verdicts().known(list(keys.values()))
+        known = known_verdicts(self._file, list(keys.values()))
         form: dict[str, Any] = {"response_format": {"type": "json_object"}} if self.json_mode else {}
         new = {question: question.parts() for question, key in keys.items() if key not in known}
         asked = self.ask(INSTRUCTIONS, new, read_verdict, before=self._spend, **form)
-        self._verdicts().add({keys[q]: reply.verdict for q, reply in asked.items() if reply.verdict is not None})
+        keep_verdicts(self._file, {keys[q]: reply.verdict for q, reply in asked.items() if reply.verdict is not None})
         return {question: asked.get(question) or Reply(known[key]) for question, key in keys.items()}
 
     def _spend(self) -> str:
@@ -171,8 +171,9 @@ class RubricReward(AsksModel):
             self._sent += 1
             return ""
 
-    def _verdicts(self) -> VerdictCache:
-        return VerdictCache(cache_root() / "verdicts.sqlite" if self.cache_file is None else Path(self.cache_file))
+    @property
+    def _file(self) -> Path:
+        return cache_root() / "verdicts.sqlite" if self.cache_file is None else Path(self.cache_file)
 
     def _key(self, question: Question) -> bytes:
         parts = [INSTRUCTIONS, self.model, self.base_url or "", str(self.max_tokens), *question]
@@ -190,47 +191,43 @@ def read_verdict(reply: str) -> bool | None:
     return met if isinstance(met, bool) else None
 
 
-class VerdictCache:
-    """A table from digests of questions to yes or no, in one SQLite file that several processes may use at a time."""
+# Verdicts: a table from digests of questions to yes or no, in one SQLite file that several processes may use at a time.
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
 
-    def known(self, keys: Sequence[bytes]) -> dict[bytes, bool]:
-        """The verdicts on those of ``keys`` that have one.
+def known_verdicts(file: Path, keys: Sequence[bytes]) -> dict[bytes, bool]:
+    """The verdicts on those of ``keys`` that have one.
 
-        Raises:
-            ValueError: the file is no such table.
-        """
-        if not keys or not self.file.exists():
-            return {}
-        with self._table() as table:
-            rows = [table.execute("SELECT verdict FROM verdicts WHERE key = ?", (key,)).fetchone() for key in keys]
-        return {key: bool(row[0]) for key, row in zip(keys, rows, strict=True) if row is not None}
+    Raises:
+        ValueError: the file is no such table.
+    """
+    if not keys or not file.exists():
+        return {}
+    with _verdicts(file) as table:
+        rows = [table.execute("SELECT verdict FROM verdicts WHERE key = ?", (key,)).fetchone() for key in keys]
+    return {key: bool(row[0]) for key, row in zip(keys, rows, strict=True) if row is not None}
 
-    def add(self, verdicts: Mapping[bytes, bool]) -> None:
-        """Stores verdicts; if the disk is full, warns and goes on without."""
-        if not verdicts:
-            return
-        with best_effort(self.file):
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            with self._table() as table:
+
+def keep_verdicts(file: Path, verdicts: Mapping[bytes, bool]) -> None:
+    """Stores verdicts; if the disk is full, warns and goes on without."""
+    if verdicts:
+        with best_effort(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with _verdicts(file) as table:
                 table.executemany("INSERT OR REPLACE INTO verdicts VALUES (?, ?)", verdicts.items())
 
-    @contextmanager
-    def _table(self) -> Iterator[sqlite3.Connection]:
-        try:
-            with closing(sqlite3.connect(self.file, timeout=60.0)) as connection, connection:
-                connection.execute(
-                    "CREATE TABLE IF NOT EXISTS verdicts (key BLOB PRIMARY KEY, verdict INTEGER) WITHOUT ROWID"
-                )
-                yield connection
-        except sqlite3.OperationalError as error:
-            raise OSError(f"{error} ({self.file})") from error
-        except sqlite3.DatabaseError as error:
-            raise ValueError(
-                f"{self.file} holds no verdicts ({error}): delete it, or name another cache_file."
-            ) from error
+
+@contextmanager
+def _verdicts(file: Path) -> Iterator[sqlite3.Connection]:
+    try:
+        with closing(sqlite3.connect(file, timeout=60.0)) as connection, connection:
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS verdicts (key BLOB PRIMARY KEY, verdict INTEGER) WITHOUT ROWID"
+            )
+            yield connection
+    except sqlite3.OperationalError as error:
+        raise OSError(f"{error} ({file})") from error
+    except sqlite3.DatabaseError as error:
+        raise ValueError(f"{file} holds no verdicts ({error}): delete it, or name another cache_file.") from error
 
 
 def _check_weights(weights: Mapping[str, float], where: str) -> None:

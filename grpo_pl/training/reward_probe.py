@@ -20,11 +20,8 @@ from grpo_pl.data.sources import PromptSource
 from grpo_pl.distributed.collective import failure_line
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.policy.template import PromptTemplate
-from grpo_pl.processes.child_process import exit_name
-from grpo_pl.processes.resource_limits import kill_with_parent
-from grpo_pl.rewards.background import in_thread
-from grpo_pl.rewards.base import Reward, needs_of, with_inner
-from grpo_pl.rewards.batch import score_one
+from grpo_pl.rewards.base import Reward, held_by, needs_of, with_inner
+from grpo_pl.rewards.batch import in_thread, score_one
 from grpo_pl.rewards.endpoint import AsksModel
 from grpo_pl.rewards.function import FunctionReward
 from grpo_pl.rewards.logged_extras import LoggedExtras
