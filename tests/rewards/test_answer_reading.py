@@ -1,8 +1,7 @@
 """Where an answer is read: what counts as a number, behind a pattern, in JSON, and what hostile texts cost."""
 
 import json
-import random
-from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -33,13 +32,6 @@ def test_the_last_number(text: str, number: str) -> None:
     assert last_number(f"First 7. {text}") == (number or "7")
 
 
-@pytest.fixture(scope="module")
-def reward() -> Iterator[MathReward]:
-    reward = MathReward(answer_in="last_number", soft_limit_s=5.0, hard_limit_s=20.0)
-    yield reward
-    reward.close()
-
-
 @pytest.mark.parametrize(
     ("text", "gold", "value"),
     [
@@ -54,15 +46,15 @@ def reward() -> Iterator[MathReward]:
     ],
 )  # fmt: skip
 def test_what_the_last_number_is_worth(reward: MathReward, text: str, gold: str, value: float) -> None:
-    (score,) = reward([text], [gold], {})
+    (score,) = replace(reward, answer_in="last_number")([text], [gold], {})
     assert score.value == value, score
 
 
 @pytest.mark.parametrize("text", ["", "no idea", "<think>40", "<think>40</think>forty", "40<think>41", "the 5th"])
 def test_without_a_number_there_is_no_answer(reward: MathReward, text: str) -> None:
     expected = Score(1.0, "ok", "40") if text.startswith("40") else Score(0.0, "no_answer")
-    assert reward([text], ["40"], {}) == [expected]
-    assert reward([text], [""], {})[0].status == "bad_gold"
+    reward = replace(reward, answer_in="last_number")
+    assert reward([text, text], ["40", ""], {}) == [expected, Score(None, "bad_gold", "empty")]
 
 
 def exact(text: str, gold: str = "40", **settings: str) -> Score:
@@ -81,11 +73,12 @@ def test_a_pattern_takes_its_group_or_else_the_rest_of_the_line() -> None:
     assert exact("the answer", **optional) == Score(0.0, "no_answer")
 
 
-def test_a_pattern_that_takes_exponential_time_is_given_up() -> None:
+def test_a_pattern_that_takes_exponential_time_is_given_up(reward: MathReward, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grpo_pl.rewards.answer_reading.PATTERN_SECONDS", 0.1)
     hang = {"answer_in": "pattern", "answer_pattern": r"((?:a|aa)+)$"}
     score = exact("a" * 200 + "!", **hang)
-    assert (score.value, score.status) == (0.0, "timeout") and "more than 1 s" in score.detail
-    math = MathReward(answer_in="pattern", answer_pattern=hang["answer_pattern"])
+    assert (score.value, score.status) == (0.0, "timeout") and "more than 0.1 s" in score.detail
+    math = replace(reward, **hang)  # type: ignore[arg-type]
     late, fine, bad = math(["a" * 200 + "!", "a", "a" * 200 + "!"], ["5", "a", ""], {})
     assert (late.value, late.status) == (0.0, "timeout") and fine.value == 1.0 and bad.status == "bad_gold"
 
@@ -127,8 +120,8 @@ def test_a_field_has_the_name_that_was_set() -> None:
         ("forty", 0.0, "from the last number"),
     ],
 )
-def test_auto_says_what_it_took(text: str, value: float, detail: str) -> None:
-    math = MathReward(answer_in="auto")([text], ["40"], {})[0]
+def test_auto_says_what_it_took(reward: MathReward, text: str, value: float, detail: str) -> None:
+    math = replace(reward, answer_in="auto")([text], ["40"], {})[0]
     assert (math.value, math.detail) == (value, detail)
     own = exact(text, answer_in="auto")
     assert (own.value, own.detail) == (value, detail)
@@ -152,6 +145,7 @@ def test_settings_that_say_no_place_are_refused(kind: type, settings: dict[str, 
 
 
 def test_a_majority_votes_over_the_answers_that_were_read(reward: MathReward) -> None:
+    reward = replace(reward, answer_in="last_number")
     completions = ["so 7 of 41", "41", "it is 40", "none", "41.0", "39 left"]
     golds = ["40"] * 6
     scores = reward(completions, golds, {})
@@ -171,12 +165,3 @@ def test_the_settings_are_part_of_an_export() -> None:
     settings = {"answer_in": "pattern", "answer_pattern": "is (.*)"}
     spec = ExactReward(**settings).spec()  # type: ignore[arg-type]
     assert spec["init_args"].items() >= settings.items() and json.dumps(spec)
-
-
-def test_odd_texts_never_raise() -> None:
-    rng = random.Random(0)
-    pieces = ["7", ",", ".", "-", "^{", "}", "$", "%", "\\frac{", "{", '{"answer":', '"', "e", "²", "\u0663", "\ud800"]
-    for _ in range(2000):
-        text = "".join(rng.choices(pieces, k=12))
-        assert last_number(text) in text.replace("$", "")  # as it is written, or nothing
-        json_field(text, "answer")

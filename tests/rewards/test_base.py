@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from grpo_pl.config.objects import build
 from grpo_pl.rewards import ExactReward, FunctionReward, LengthReward, MathReward, PerSource, Reward, Score
 from grpo_pl.rewards.base import PerCompletionReward, correctness_index, needs_of, require_correctness
 from grpo_pl.rewards.golds import check_golds
@@ -67,7 +68,7 @@ def test_a_gold_answer_with_a_fault_leaves_its_completion_without_a_value() -> N
 
 def test_rewards_inside_a_reward_are_started_and_closed_with_it() -> None:
     inner = Length()
-    outer = PerSource(rewards={"a": inner, "b": ExactReward()})
+    outer = PerSource(rewards={"a": LengthReward(shape="cosine", correct=inner), "b": ExactReward()})
     outer.start()
     outer.close()
     assert inner.calls == ["start", "close"]
@@ -107,8 +108,7 @@ def test_a_reward_says_which_costly_columns_it_reads(tmp_path: Path) -> None:
     assert Length(held=[{"a": PerSource(rewards={"x": LengthReward()})}]).needs == {"completion_length"}
 
 
-def test_what_an_earlier_version_kept_is_not_in_the_way(tmp_path: Path) -> None:
-    reward = MathReward(correctness=True)
+def test_what_an_earlier_version_kept_is_not_in_the_way(reward: MathReward, tmp_path: Path) -> None:
     bad = check_golds(reward, ["1", "\\frac{"], cache_folder=tmp_path)
     (kept,) = tmp_path.iterdir()
     (tmp_path / kept.name.replace("faults-", "golds-")).write_text("[]")  # a list, until the files became objects
@@ -116,4 +116,27 @@ def test_what_an_earlier_version_kept_is_not_in_the_way(tmp_path: Path) -> None:
     assert check_golds(reward, ["1", "\\frac{"], cache_folder=tmp_path) == bad
     kept.unlink()
     assert check_golds(reward, ["1", "\\frac{"], cache_folder=tmp_path) == bad
-    reward.close()
+
+
+# --- a reward for each source of a mixture ---
+
+
+def test_every_completion_is_judged_by_the_rule_of_its_source(reward: MathReward) -> None:
+    each = PerSource(correctness=True, rewards={"text": ExactReward(), "numbers": reward})
+    completions = [r"\boxed{1/2}", r"\boxed{1/2}", r"\boxed{7}"]
+    scores = each(completions, ["0.5", "0.5", "7"], {"source": ["text", "numbers", "text"]})
+    assert [score.value for score in scores] == [0.0, 1.0, 1.0]
+
+
+def test_a_source_without_a_rule_is_refused() -> None:
+    reward = PerSource(rewards={"a": ExactReward()})
+    with pytest.raises(ValueError, match=r"no reward for the source 'b': .* one of 'a'"):
+        reward(["x"], ["y"], {"source": ["b"]})
+    with pytest.raises(ValueError, match="has no `rewards`"):
+        PerSource()
+
+
+def test_an_export_rebuilds_it() -> None:
+    length = LengthReward(shape="cosine", correct=ExactReward())
+    reward = PerSource(name="right", correctness=True, rewards={"a": length, "b": MathReward(workers=1)})
+    assert build(Reward, reward.spec(), "reward") == reward

@@ -57,18 +57,17 @@ def test_total_is_the_weighted_sum_over_the_values_unless_the_judge_has_none() -
     assert _scored(first, second).totals() == [1.75, 1.0, None, None]
 
 
-def test_values_are_nan_where_there_is_none() -> None:
-    (row,) = _scored(Given(scores=[Score(0.25, "wrong"), UNKNOWN])).values()
-    assert row[0] == 0.25
-    assert math.isnan(row[1])
-
-
 def test_correct_is_the_full_value_of_the_correctness_reward_alone() -> None:
     form = Given(name="form", scores=[Score(1.0, "ok")] * 4)
     judge = Given(
         name="judge", correctness=True, scores=[Score(1.0, "ok"), Score(0.99, "wrong"), Score(0.0, "timeout"), UNKNOWN]
     )
-    assert _scored(form, judge).correct() == [True, False, False, None]
+    scored = _scored(form, judge)
+    assert scored.correct() == [True, False, False, None]
+    assert scored.judged() == judge.scores
+    assert scored.status_counts()["judge"] == {"ok": 1, "wrong": 1, "timeout": 1, "unavailable": 1}
+    assert scored.values()[1][:3] == [1.0, 0.99, 0.0] and math.isnan(scored.values()[1][3])
+    assert scored.select([3, 1]).scores[1] == [UNKNOWN, Score(0.99, "wrong")]
 
 
 def test_without_a_correctness_reward_nothing_is_right_and_the_sum_is_what_is_judged() -> None:
@@ -89,32 +88,16 @@ def test_without_a_correctness_reward_nothing_is_right_and_the_sum_is_what_is_ju
 def test_a_completion_is_described_by_what_every_reward_said_of_it() -> None:
     form = Given(name="form", scores=[Score(0.5, "wrong", "no think"), UNKNOWN])
     judge = Given(name="judge", correctness=True, scores=[Score(1.0, "ok"), Score(0.0, "timeout", "over 1 s")])
-    scored = _scored(form, judge)
-    assert scored.described(0) == {
-        "form": {"value": 0.5, "status": "wrong", "detail": "no think"},
-        "judge": {"value": 1.0, "status": "ok", "detail": ""},
-    }
-    assert scored.described(1) == {
+    assert _scored(form, judge).described(1) == {
         "form": {"value": None, "status": "unavailable", "detail": ""},
         "judge": {"value": 0.0, "status": "timeout", "detail": "over 1 s"},
     }
-    assert scored.judged() == judge.scores
-
-
-def test_statuses_are_counted_per_reward() -> None:
-    judge = Given(name="judge", scores=[Score(1.0, "ok"), Score(0.0, "wrong"), Score(0.0, "wrong"), UNKNOWN])
-    assert _scored(judge).status_counts() == {"judge": {"ok": 1, "wrong": 2, "unavailable": 1}}
 
 
 def test_each_reward_sees_the_whole_batch_once() -> None:
     reward = Given(scores=[Score(0.0, "wrong")] * 2)
     score_completions([reward], completions=["x", "y"], answers=["1", "2"], columns={"prompt": ["p", "q"]})
     assert reward.calls == [(["x", "y"], ["1", "2"], {"prompt": ["p", "q"]})]
-
-
-def test_selected_scores_follow_the_rows_asked_for() -> None:
-    scored = _scored(Given(scores=[Score(float(i), "ok") for i in range(4)]))
-    assert scored.select([3, 1]).values() == [[3.0, 1.0]]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "rewards.md").read_text()
 
 
-def test_every_row_of_the_table_of_rules_holds() -> None:
+def test_every_row_of_the_table_of_rules_holds(reward: MathReward) -> None:
     table = PAGE.split("| gold | answer | value | why |\n")[1].split("\n\n")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[1:]]
     cases = []
@@ -24,10 +24,8 @@ def test_every_row_of_the_table_of_rules_holds() -> None:
         for gold in re.findall("`([^`]+)`", golds):
             cases += [(gold, text, figure) for text, figure in zip(texts, figures, strict=True)]
     assert len(cases) >= 15
-    reward = MathReward()
     scores = reward([f"\\boxed{{{answer}}}" for _, answer, _ in cases], [gold for gold, *_ in cases], {})
     assert [s.value for s in scores] == [value for *_, value in cases], list(zip(cases, scores, strict=True))
-    reward.close()
 
 
 def test_the_example_of_a_reward_works() -> None:

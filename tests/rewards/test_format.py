@@ -73,11 +73,6 @@ def test_the_answer_is_one_box_even_where_text_is_allowed(block: str) -> None:
         assert value(answered(block), allow_text=allow_text, partial=True) == 0.75
 
 
-def test_a_box_outside_the_answer_block_does_not_count() -> None:
-    assert format_failures("<think>\\boxed{4}</think><answer>4</answer>") == ["no box"]
-    assert value("<think>x</think>\\boxed{4}<answer>4</answer>") == 0.0
-
-
 NOTHING = [
     "", " ", "\u200b", "\u200c\u200d", "\ufeff", "\u2060", "\u00ad", "\u202e", "\u061c", "\u180e", "\ufe0f", "\u034f", "\u115f", "\u1160",
     "\u3164", "\uffa0", "\u2800", "\u3000", "\u00a0", "\u2003", "\u2028", "\x00", "\x7f", "\ue000", "\ud800", "\U000e0041", "\u0301",
@@ -112,9 +107,11 @@ def test_a_task_of_version_0_2_imports_the_reader_of_answers_from_where_it_was()
     assert importlib.import_module("grpo_pl.rewards.places").boxed_or_block is boxed_or_block
 
 
-def test_a_box_is_only_asked_for_on_demand_but_an_answer_always() -> None:
+def test_a_box_is_asked_for_on_demand_and_within_the_answer() -> None:
     assert value(answered("4 is it"), require_box=False) == 1.0
     assert value(answered(" "), require_box=False) == 0.0
+    assert format_failures("<think>\\boxed{4}</think><answer>4</answer>") == ["no box"]
+    assert value("<think>x</think>\\boxed{4}<answer>4</answer>") == 0.0
 
 
 @pytest.mark.parametrize(
@@ -144,7 +141,7 @@ def test_partial_credit_is_full_exactly_where_the_strict_form_is_kept() -> None:
     pieces = ["<think>", "</think>", "<answer>", "</answer>", "\\boxed{4}", "}", "a", " ", "\n", "{"]
     rng = random.Random(0)
     full = 0
-    for _ in range(20_000):
+    for _ in range(5_000):
         ours = ["<think>", "</think>", "<answer>", "\\boxed{4}", "</answer>"]
         for _ in range(rng.randrange(3)):
             ours.insert(rng.randrange(len(ours) + 1), rng.choice(pieces))
@@ -152,4 +149,4 @@ def test_partial_credit_is_full_exactly_where_the_strict_form_is_kept() -> None:
             strict = value("".join(ours), allow_text=allow_text)
             assert (value("".join(ours), allow_text=allow_text, partial=True) == 1.0) == (strict == 1.0)
             full += strict == 1.0
-    assert full > 5000
+    assert full > 1000

@@ -88,53 +88,37 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_function_gets_completions_answers_and_columns(file: Path) -> None:
-    accuracy = FunctionReward(function=f"{file}:accuracy")
-    assert [(s.value, s.status) for s in accuracy(["a5", "b"], ["5", "6"], {})] == [(1.0, "ok"), (0.0, "wrong")]
-    by_column = FunctionReward(function=f"{file}:by_column")
-    columns = {"prompt": ["pp", "p"], "difficulty": [10, 20]}
-    assert [s.value for s in by_column(["abc", ""], ["", ""], columns)] == [15.0, 21.0]
-
-
-def test_none_says_nothing_and_a_function_without_kwargs_gets_what_it_names(file: Path) -> None:
-    reward = FunctionReward(function=f"{file}:no_kwargs")
-    scores = reward(["skip", "x"], ["", ""], {"prompt": ["", ""], "more": [1, 2]})
-    assert [(s.value, s.status) for s in scores] == [(None, "unavailable"), (0.5, "wrong")]
-
-
-def test_chat_functions_of_trl_run_unchanged(file: Path) -> None:
-    reward = FunctionReward(function=f"{file}:chat", conversational=True)
-    assert [s.value for s in reward(["abc", ""], ["", ""], {})] == [3.0, 0.0]
-
-
-def test_dotted_names_work_with_a_dot_or_a_colon() -> None:
-    assert load_function("os.path.join") is load_function("os.path:join")
+COLUMNS = {"prompt": ["pp", "p"], "difficulty": [10, 20], "more": [1, 2]}
 
 
 @pytest.mark.parametrize(
-    ("reference", "match"),
+    ("name", "options", "completions", "scores"),
     [
-        ("nothing", "must look like"),
-        ("no_such_module.f", "no_such_module"),
-        ("os.path.no_such", "no such name"),
-        ("no_such_file.py:f", "no file"),
+        ("accuracy", {}, ["a5", "b"], [(1.0, "ok"), (0.0, "wrong")]),
+        ("by_column", {}, ["abc", ""], [(15.0, "ok"), (21.0, "ok")]),
+        ("no_kwargs", {}, ["skip", "x"], [(None, "unavailable"), (0.5, "wrong")]),  # gets only what it names
+        ("chat", {"conversational": True}, ["abc", ""], [(3.0, "ok"), (0.0, "wrong")]),  # as for TRL
     ],
 )
-def test_references_that_lead_nowhere_are_one_line_errors(reference: str, match: str) -> None:
-    with pytest.raises(ValueError, match=match) as error:
-        FunctionReward(function=reference)
-    assert repr(reference) in str(error.value)
-    assert "\n" not in str(error.value)
+def test_a_function_gets_completions_answers_and_columns(
+    file: Path, name: str, options: dict, completions: list[str], scores: list
+) -> None:
+    found = FunctionReward(function=f"{file}:{name}", **options)(completions, ["5", "6"], COLUMNS)
+    assert [(score.value, score.status) for score in found] == scores
 
 
-def test_what_a_file_raises_at_import_is_a_one_line_error(tmp_path: Path, file: Path) -> None:
+def test_references_that_lead_nowhere_are_one_line_errors(tmp_path: Path, file: Path) -> None:
+    assert load_function("os.path.join") is load_function("os.path:join")
     (tmp_path / "bad.py").write_text("raise RuntimeError('first\\nsecond')")
-    with pytest.raises(ValueError, match="RuntimeError: first second"):
-        FunctionReward(function=f"{tmp_path}/bad.py:f")
-    with pytest.raises(ValueError, match="int, which cannot be called"):
-        FunctionReward(function=f"{file}:CONSTANT")
-    with pytest.raises(ValueError, match="completions"):
-        FunctionReward(function=f"{file}:nameless")
+    for reference, match in {
+        "nothing": "must look like", "no_such_module.f": "no_such_module", "os.path.no_such": "no such name",
+        "no_such_file.py:f": "no file", f"{tmp_path}/bad.py:f": "RuntimeError: first second",
+        f"{file}:CONSTANT": "int, which cannot be called", f"{file}:nameless": "completions",
+    }.items():  # fmt: skip
+        with pytest.raises(ValueError, match=match) as error:
+            FunctionReward(function=reference)
+        assert repr(reference) in str(error.value)
+        assert "\n" not in str(error.value)
 
 
 def test_wrong_results_name_the_function(file: Path) -> None:

@@ -73,9 +73,7 @@ def test_large_expansion_stays_within_the_memory_limit(reward: MathReward) -> No
     score = judge(reward, "(x+y+2)^{2000}", "x^2+1")
     assert score.value == 0.0
     assert score.status in COSTLY
-    for pid in reward.pool.pids:
-        peak = next(x for x in Path(f"/proc/{pid}/status").read_text().splitlines() if x.startswith("VmPeak"))
-        assert int(peak.split()[1]) <= reward.memory_limit_mb * 1024
+    assert all(_status(pid, "VmPeak") <= reward.memory_limit_mb * 1024 for pid in reward.pool.pids)
 
 
 @pytest.mark.parametrize(
@@ -103,12 +101,6 @@ def test_the_last_of_a_thousand_boxes_counts(reward: MathReward) -> None:
     assert judge_text(reward, r"\boxed{6}" * 999 + r"\boxed{5}", "5") == Score(1.0, "ok", "5")
 
 
-def test_units_must_agree(reward: MathReward) -> None:
-    score = judge(reward, "5 cm", "5 m")
-    assert (score.value, score.status) == (0.0, "wrong")
-    assert "unit" in score.detail
-
-
 @pytest.mark.parametrize("mark", ["\0", "\ud800", "\u200f", "\u202e", "\u200b"])
 def test_invisible_characters_are_wrong_and_safe_to_store(reward: MathReward, mark: str) -> None:
     score = judge(reward, f"5{mark}", "5")
@@ -125,8 +117,8 @@ def test_code_is_not_run(reward: MathReward, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("undefined", ["NaN", r"\text{nan}", r"\frac10", r"\frac{0}{0}"])
 def test_undefined_values_are_never_right(reward: MathReward, undefined: str) -> None:
-    assert judge(reward, undefined, undefined).value == 0.0
     assert judge(reward, undefined, "5").value == 0.0
+    assert not judge(reward, undefined, undefined).correct
 
 
 @pytest.mark.parametrize(
@@ -145,3 +137,26 @@ def test_no_regular_expression_takes_exponential_time(answer: str) -> None:
     rules.plan("5", answer)
     rules.plan(answer, "5")
     assert time.process_time() - started < 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_memory_of_the_pool_is_flat_over_20k_pairs() -> None:
+    reward = MathReward(workers=2, soft_limit_s=5.0, hard_limit_s=20.0)
+    sizes, pids = [], []
+    for block in range(10):
+        rows = range(2000 * block, 2000 * (block + 1))
+        golds = [f"{i % 97}x+{i % 89}" for i in rows]
+        scores = reward([rf"\boxed{{{i % 89}+{i}x}}" for i in rows], golds, {})
+        assert {score.status for score in scores} == ({"ok", "wrong"} if block == 0 else {"wrong"})
+        sizes.append(sum(_status(pid, "VmRSS") for pid in reward.pool.pids))
+        pids.append(reward.pool.pids)
+    reward.close()
+    assert pids[0] == pids[-1]  # not flat because workers were replaced
+    assert max(sizes[5:]) < 1.1 * sizes[4], sizes
+
+
+def _status(pid: int, name: str) -> int:
+    """A size of a process in KiB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))

@@ -88,32 +88,32 @@ def test_a_missing_tensor_is_named(saved: Path, capfd: pytest.CaptureFixture[str
     assert "MISSING" not in "".join(capfd.readouterr())  # transformers' table
 
 
+OTHER = {"model_type": "gpt2", "vocab_size": 99, "n_embd": 32, "n_layer": 1, "n_head": 2}
+
+
 @pytest.mark.parametrize(
-    ("changed", "reason"),
+    ("changed", "settings", "reason"),
     [
         (
-            lambda tensors: tensors.update({"model.norm.weight": torch.zeros(3)}),
-            "norm.weight is [3] and should be [32].",
+            lambda t: t.update({"model.norm.weight": torch.zeros(3)}),
+            {},
+            r"norm\.weight is \[3\] and should be \[32\]\.",
         ),
-        # tied weights, of which neither is there
-        (lambda tensors: tensors.pop(EMBEDDING), f"lm_head.weight, {EMBEDDING} are missing"),
+        (lambda t: t.pop(EMBEDDING), {}, f"lm_head.weight, {EMBEDDING} are missing"),  # tied, and neither is there
+        (lambda t: None, {"tie_word_embeddings": False}, "lm_head.weight is missing"),
+        (lambda t: None, OTHER, r"GPT2LMHeadModel: lm_head\.weight, \S+, \S+ and 14 more tensors are missing"),
+        (lambda t: None, {"hidden_size": 1 << 20, "intermediate_size": 1 << 22}, "should be"),  # no memory holds it
     ],
 )
-def test_a_tensor_that_does_not_fit_is_named(saved: Path, changed: Callable[[Tensors], Any], reason: str) -> None:
+def test_tensors_that_do_not_fit_the_config_are_named(
+    saved: Path, changed: Callable[[Tensors], Any], settings: dict[str, Any], reason: str
+) -> None:
+    names = set(load_file(saved / "model.safetensors"))
+    assert "lm_head.weight" not in names and not any("rotary" in name for name in names)  # tied, and a passing buffer
     change(saved, changed)
-    assert reason in refusal(saved)
-
-
-def test_the_tensors_of_another_architecture_are_refused(saved: Path) -> None:
-    other = {"model_type": "gpt2", "vocab_size": 99, "n_embd": 32, "n_layer": 1, "n_head": 2}
-    (saved / "config.json").write_text(json.dumps(other))
-    assert re.search(r"GPT2LMHeadModel: lm_head\.weight, \S+, \S+ and 14 more tensors are missing", refusal(saved))
-
-
-def test_a_config_of_a_model_that_no_memory_holds_is_refused(saved: Path) -> None:
     config = json.loads((saved / "config.json").read_text())
-    (saved / "config.json").write_text(json.dumps({**config, "hidden_size": 1 << 20, "intermediate_size": 1 << 22}))
-    assert "should be" in refusal(saved)
+    (saved / "config.json").write_text(json.dumps({**config, **settings}))
+    assert re.search(reason, refusal(saved))
 
 
 @pytest.mark.parametrize("ours", [True, False])
@@ -126,15 +126,6 @@ def test_an_unexpected_tensor_is_refused_in_an_export_and_named_in_another_folde
     with pytest.warns(UserWarning, match=r"model\.layers\.7\.extra is in its files, but not part") as told:
         load_pretrained(AutoModelForCausalLM, str(saved))
     assert len(told) == 1
-
-
-def test_tied_weights_and_passing_buffers_are_not_missing(saved: Path) -> None:
-    names = set(load_file(saved / "model.safetensors"))
-    assert "lm_head.weight" not in names and not any("rotary" in name for name in names)
-    load_pretrained(AutoModelForCausalLM, str(saved))
-    config = json.loads((saved / "config.json").read_text())
-    (saved / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
-    assert "lm_head.weight is missing" in refusal(saved)
 
 
 def test_parts_of_an_index_must_be_there_and_whole(tiny_policy: PreTrainedModel, tmp_path: Path) -> None:

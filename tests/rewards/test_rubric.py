@@ -177,13 +177,10 @@ def test_a_judge_that_rambles_counts_against_the_response(endpoint: Endpoint, ru
     assert _one(rubric())[0] == 1.0  # it was no verdict, so nothing was kept
 
 
-@pytest.mark.parametrize("place", ["response", "question", "criterion", "gold"])
-def test_no_text_can_forge_a_part(endpoint: Endpoint, rubric: Any, place: str) -> None:
+def test_no_text_can_forge_a_part(endpoint: Endpoint, rubric: Any) -> None:
     forged = FORGED.replace("candidate", "response").replace("reference", "criterion")
-    texts = {"response": "5", "question": "2+6?", "criterion": "It is right.", "gold": "8"}
-    texts[place] += forged
-    reward = rubric(criteria={texts["criterion"]: 1.0}, show_gold=True)
-    reward([texts["response"]], [texts["gold"]], {"question": [texts["question"]]})
+    reward = rubric(criteria={f"It is right.{forged}": 1.0}, show_gold=True)
+    reward([f"5{forged}"], [f"8{forged}"], {"question": [f"2+6?{forged}"]})
     parts = endpoint.requests[0]["messages"][1]["content"].split("<")[1:]
     names = ["question", "reference", "response", "criterion"]
     assert [part.split(">")[0] for part in parts] == [tag for name in names for tag in (name, f"/{name}")]

@@ -158,36 +158,28 @@ def test_names_that_the_parser_would_take_apart_are_refused_and_nothing_is_impor
     assert "imported_by_name" not in sys.modules
 
 
-@pytest.mark.parametrize(("name", "argument"), [("PerSource", "rewards"), ("LengthReward", "correct")])
-@pytest.mark.parametrize("value", ["further.yaml", "ExactReward", ["further.yaml"], {"a": "further.yaml"}], ids=str)
-def test_the_name_of_a_file_or_class_where_rewards_are_expected_is_refused(
-    name: str, argument: str, value: Any
-) -> None:
-    """The parser of configurations would read it."""
-    with pytest.raises(ValueError, match="--trust-rewards"):
-        check_rewards_trusted([_spec(f"grpo_pl.rewards.{name}", **{argument: value})])
+NAMES_OF_FILES: list[Any] = ["further.yaml", "ExactReward", ["further.yaml"], {"a": "further.yaml"}]
+LOOP: list[Any] = []
+LOOP.append(LOOP)
+AROUND = _spec("grpo_pl.rewards.PerSource", rewards={})
+AROUND["init_args"]["rewards"]["a"] = AROUND
+NO_LIST = [None, "os.system", {"class_path": "os.system"}, ["os.system"], [[EXACT]], 5]
+NO_REWARDS: list[Any] = [
+    # the name of a file or class where rewards are expected, which the parser of configurations would read
+    *([_spec("grpo_pl.rewards.PerSource", rewards=value)] for value in NAMES_OF_FILES),
+    *([_spec("grpo_pl.rewards.LengthReward", correct=value)] for value in NAMES_OF_FILES),
+    [{**EXACT, "dict_kwargs": {"a": 1}}], [{**EXACT, "init_args": [1]}],  # more than class and arguments
+    [_spec("grpo_pl.rewards.ExactReward", name=LOOP)], [AROUND],  # endless nesting
+]  # fmt: skip
 
 
-def test_more_than_class_and_arguments_is_refused() -> None:
-    for further in ({"dict_kwargs": {"a": 1}}, {"init_args": [1]}):
-        with pytest.raises(ValueError, match="--trust-rewards"):
-            check_rewards_trusted([{**EXACT, **further}])
-
-
-@pytest.mark.parametrize("specs", [None, "os.system", {"class_path": "os.system"}, ["os.system"], [[EXACT]], 5])
-def test_what_is_no_list_of_rewards_is_refused(specs: Any) -> None:
-    with pytest.raises(ValueError, match="rewards must be a list"):
+@pytest.mark.parametrize(
+    ("specs", "message"),
+    [*((specs, "rewards must be a list") for specs in NO_LIST), *((specs, "--trust-rewards") for specs in NO_REWARDS)],
+)
+def test_what_is_no_list_of_rewards_and_plain_arguments_is_refused(specs: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         check_rewards_trusted(specs)
-
-
-def test_endless_nesting_is_refused() -> None:
-    loop: list[Any] = []
-    loop.append(loop)
-    around = _spec("grpo_pl.rewards.PerSource", rewards={})
-    around["init_args"]["rewards"]["a"] = around
-    for spec in (_spec("grpo_pl.rewards.ExactReward", name=loop), around):
-        with pytest.raises(ValueError, match="--trust-rewards"):
-            check_rewards_trusted([spec])
 
 
 @pytest.mark.parametrize(

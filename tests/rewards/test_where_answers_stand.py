@@ -1,6 +1,7 @@
 """Rewards of answers read them after the thoughts: never within a thought, closed or not."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -69,16 +70,14 @@ def test_no_form_is_paid_for_it(place: str) -> None:
     assert FormatReward()([WRONG[place]("5")], [""], {})[0].value == 0.0
 
 
-@pytest.fixture(scope="module", params=["box", "auto"])
-def math(request: pytest.FixtureRequest) -> Iterator[MathReward]:
-    reward = MathReward(answer_in=request.param, workers=1, soft_limit_s=5.0, hard_limit_s=20.0)
-    yield reward
-    reward.close()
+@pytest.fixture(params=["box", "auto"])
+def math(reward: MathReward, request: pytest.FixtureRequest) -> MathReward:
+    return replace(reward, answer_in=request.param)
 
 
 def test_mathematics_are_read_after_the_thoughts_too(math: MathReward) -> None:
-    for place in RIGHT.values():
-        assert math([place("12")], ["12"], {})[0].value == 1.0
+    right = [place("12") for place in RIGHT.values()]
+    assert {score.value for score in math(right, ["12"] * len(right), {})} == {1.0}
     closed = [place("12") for place in WRONG.values() if "</think>" in place("")]
     assert {score.value for score in math(closed, ["12"] * len(closed), {})} == {0.0}
 

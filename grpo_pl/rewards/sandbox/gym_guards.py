@@ -1,6 +1,6 @@
 """Rejects wrong answers that scorers of reasoning-gym accept in full.
 
-Each guard corrects one fault of a scorer. ``tests/rewards/test_gym_constants.py`` searches all tasks for further ones.
+Each guard corrects one fault of a scorer. ``tests/rewards/test_gym_answers.py`` searches all tasks for further ones.
 """
 
 from __future__ import annotations

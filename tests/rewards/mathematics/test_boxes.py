@@ -43,12 +43,12 @@ def test_a_text_without_a_closed_last_box_has_no_answer(text: str) -> None:
     assert boxed_answer(text) is None
 
 
-def test_the_reward_reads_boxes_of_gold_answers_and_percent_signs_behind_boxes() -> None:
+def test_the_reward_reads_boxes_of_gold_answers_and_percent_signs_behind_boxes(reward: MathReward) -> None:
     rows = [
         ("1, 2", r"$x=\boxed{2}$ or $x=\boxed{1}$", 1.0), ("2", r"\boxed{1} and \boxed{2}", 0.0),
         (r"so \boxed{1}\boxed{2}", r"\boxed{1, 2}", 1.0), (r"\(\boxed{1}\) and \(\boxed{-2}\).", r"\boxed{-2, 1}", 1.0),
         (r"28\%", r"\boxed{28} percent", 1.0), (r"28\%", r"\boxed{28}", 0.0), ("28", r"\boxed{28}\%", 1.0),
         (r"it is $\boxed{20}$ percent", r"\boxed{20\%}", 1.0), (r"it is $\boxed{20}$ percent", r"\boxed{20}", 1.0),
     ]  # fmt: skip
-    scores = MathReward()([text for _, text, _ in rows], [gold for gold, _, _ in rows], {})
+    scores = reward([text for _, text, _ in rows], [gold for gold, _, _ in rows], {})
     assert [score.value for score in scores] == [value for _, _, value in rows]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -154,30 +155,26 @@ def test_a_bad_gold_answer_may_be_forgotten_while_others_are_judged(monkeypatch:
     run = reward.pool.run
 
     def forget(jobs: Sequence[tuple[str, str]]) -> list[Verdict]:
-        reward._bad_golds.clear()
+        reward._costly_golds.clear()
         return run(jobs)
 
     monkeypatch.setattr(reward.pool, "run", forget)
-    reward._bad_golds["x!"] = math.inf
+    reward._costly_golds["x!"] = math.inf
     texts = [r"\boxed{x+y}", r"\boxed{1+x}"]
     assert [score.status for score in reward(texts, ["x!", "x+1"], {})] == ["bad_gold", "ok"]
     reward.close()
 
 
-def test_unevaluated_work_is_an_option() -> None:
-    reward = MathReward(allow_unevaluated=True)
-    assert judge(reward, "56088", r"123\cdot456") == 1.0
-    assert judge(reward, "12", "84/7") == 1.0
-    assert judge(reward, "56088", r"123\cdot457") == 0.0
-    reward.close()
+def test_unevaluated_work_is_an_option(reward: MathReward) -> None:
+    lax = replace(reward, allow_unevaluated=True)
+    pairs = [("56088", r"123\cdot456"), ("12", "84/7"), ("56088", r"123\cdot457")]
+    assert [judge(lax, *pair) for pair in pairs] == [1.0, 1.0, 0.0]
 
 
-def test_percent_can_be_read_as_a_unit() -> None:
-    reward = MathReward(percent="unit")
-    assert judge(reward, "50", r"50\%") == 1.0
-    assert judge(reward, "0.5", r"50\%") == 0.0
-    assert judge(reward, r"x=50\%", "50") == 1.0
-    reward.close()
+def test_percent_can_be_read_as_a_unit(reward: MathReward) -> None:
+    unit = replace(reward, percent="unit")
+    pairs = [("50", r"50\%"), ("0.5", r"50\%"), (r"x=50\%", "50")]
+    assert [judge(unit, *pair) for pair in pairs] == [1.0, 0.0, 1.0]
 
 
 def test_a_missing_cut_off_or_empty_box_is_no_answer(reward: MathReward) -> None:
@@ -238,13 +235,11 @@ def values(reward: MathReward, columns: dict) -> list[float | None]:
     return [score.value for score in scores]
 
 
-def test_the_option_makes_lists_ordered() -> None:
-    assert values(MathReward(), {}) == [1.0, 1.0, 1.0, 1.0, 1.0]
-    assert values(MathReward(ordered=True), {}) == [0.0, 0.0, 0.0, 1.0, 1.0]
-
-
-def test_a_column_decides_for_each_problem() -> None:
-    assert values(MathReward(), {"ordered": [True, False, 1, 0, None]}) == [0.0, 1.0, 0.0, 1.0, 1.0]
-    assert values(MathReward(ordered=True), {"ordered": [False, None, True, True, True]}) == [1.0, 0.0, 0.0, 1.0, 1.0]
+def test_lists_are_ordered_by_the_option_or_by_a_column_for_each_problem(reward: MathReward) -> None:
+    ordered = replace(reward, ordered=True)
+    assert values(reward, {}) == [1.0, 1.0, 1.0, 1.0, 1.0]
+    assert values(ordered, {}) == [0.0, 0.0, 0.0, 1.0, 1.0]
+    assert values(reward, {"ordered": [True, False, 1, 0, None]}) == [0.0, 1.0, 0.0, 1.0, 1.0]
+    assert values(ordered, {"ordered": [False, None, True, True, True]}) == [1.0, 0.0, 0.0, 1.0, 1.0]
     with pytest.raises(MissingColumn, match="'ordered' must hold true or false, got 'no'"):
-        values(MathReward(), {"ordered": ["no"] * 5})
+        values(reward, {"ordered": ["no"] * 5})
