@@ -68,14 +68,12 @@ class StageProgress(StepCallback, ProgressBar):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        self._enter("", 0, 0)
+        self._enter("")
         self._last_line = 0.0
-        if not self._enabled:
-            return
         path = cast(GRPOModule, pl_module).policy_config.path
         self._say("loading the policy" + (f" {path}" if path else ""))
         self._ended.clear()
-        if not self._console.is_terminal:
+        if self._enabled and not self._console.is_terminal:
             Thread(target=self._break_silence, args=(trainer,), name="grpo_pl-progress", daemon=True).start()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -85,7 +83,7 @@ class StageProgress(StepCallback, ProgressBar):
         self._start(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._enter("rollout", 0, 0)
+        self._enter("rollout")
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -95,7 +93,7 @@ class StageProgress(StepCallback, ProgressBar):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._tell_policy(pl_module)
         first = self._at[0] == ""
-        self._enter("validate", 0, 0)
+        self._enter("validate")
         if self._enabled and first:
             data, processes = data_of(trainer), cast(GRPOModule, pl_module).collective.world
             share = data.held_out_share(int(sum(trainer.num_val_batches)))
@@ -104,8 +102,6 @@ class StageProgress(StepCallback, ProgressBar):
         self._start(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self._enabled:
-            return
         logged = {name: value for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
         held_out = {name: value for name, value in logged.items() if value or not name.endswith("/unjudged")}
         first = ("val/pass@1", "val/greedy", "val/reward")
@@ -114,7 +110,7 @@ class StageProgress(StepCallback, ProgressBar):
         self._say(f"rollout {completed_rollouts(trainer)}: {numbers}")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._enter("end", 0, 0)
+        self._enter("end")
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stop()
@@ -129,19 +125,20 @@ class StageProgress(StepCallback, ProgressBar):
         if stage == "cold start":  # before there is a run to show
             self._show_bars()
         if stage != self._at[0]:
-            self._enter(stage, done, total)
+            self._enter(stage)
         self._at = (stage, done, total, note)
         if self._bars is not None:
             last = stage == "cold start" and done == total  # what comes next resets it
             self._bars.update(self._stage, completed=done, total=total, note=note, refresh=last)
-        elif stage == "cold start" and self._enabled and self._line_is_due(done == total):
+        elif stage == "cold start" and self._line_is_due(done == total):
             self._say(f"cold start: {done}/{total} {note}")
 
     # --- what is shown ----------------------------------------------------------------------------------------------
 
     def _say(self, line: str) -> None:
         self._spoke = time.monotonic()
-        self._console.print(line, highlight=False, markup=False, soft_wrap=not self._console.is_terminal)
+        if self._enabled:
+            self._console.print(line, highlight=False, markup=False, soft_wrap=not self._console.is_terminal)
 
     def _tell_policy(self, pl_module: LightningModule) -> None:
         if self._told or not self._enabled:
@@ -153,10 +150,10 @@ class StageProgress(StepCallback, ProgressBar):
         took = time.monotonic() - self._began
         self._say(f"policy: {type(policy).__name__} of {whole:,} parameters{share}; loaded in {took:.0f} s")
 
-    def _enter(self, stage: str, done: int, total: int) -> None:
-        self._began, self._at = time.monotonic(), (stage, done, total, "")
+    def _enter(self, stage: str) -> None:
+        self._began, self._at = time.monotonic(), (stage, 0, 0, "")
         if self._bars is not None:
-            self._bars.reset(self._stage, total=total or 1, description=stage)
+            self._bars.reset(self._stage, total=1, description=stage)
 
     def _break_silence(self, trainer: Trainer) -> None:
         while not self._ended.wait(QUIET_SECONDS / 10):
@@ -203,8 +200,6 @@ class StageProgress(StepCallback, ProgressBar):
             self._bars.start()
 
     def _show_run(self, trainer: Trainer) -> None:
-        if not self._enabled:
-            return
         done, total = completed_rollouts(trainer), data_of(trainer).steps
         metrics = trainer.callback_metrics
         note = "  ".join(f"{short} {float(metrics[name]):.3f}" for name, short in SHOWN.items() if name in metrics)

@@ -23,15 +23,17 @@ STYLE, SCRIPT = "theme.css", ("charts.js", "completions.js")
 LARGEST_SAMPLES = 8_000_000
 """Most bytes of samples in a report; beyond, it shows every second rollout only, or every fourth, eighth …"""
 
-IN_COMPLETIONS = (
-    *("step", "prompt_id", "sample", "prompt", "question", "answer", "completion", "tokens", "finish_reason"),
-    *("rewards", "correct", "reward", "advantage"),
-)
-IN_HELD_OUT = ("step", "metrics", "problems", "pass_at")
-IN_RECORD = (
-    *("model", "parameters", "trained_parameters", "objective", "seed", "data", "command", "started", "versions"),
-    *("machine", "processes"),
-)
+NEEDED = {
+    "completions.jsonl": (
+        *("step", "prompt_id", "sample", "prompt", "question", "answer", "completion", "tokens", "finish_reason"),
+        *("rewards", "correct", "reward", "advantage"),
+    ),
+    "held_out.jsonl": ("step", "metrics", "problems", "pass_at"),
+    "run.json": (
+        *("model", "parameters", "trained_parameters", "objective", "seed", "data", "command", "started", "versions"),
+        *("machine", "processes"),
+    ),
+}
 """Fields of a run's files without which there is no report."""
 OF_THE_RUN = ("config", "resume", "ckpt_path", "name", "runs_dir")
 """Settings in which any two runs differ."""
@@ -77,8 +79,8 @@ def require_run(run: RunFolder) -> None:
 
 def build_page(run: RunFolder) -> str:
     """The HTML text of the report."""
-    columns, validations = read_curves(run.metrics), read_if_there(run.held_out, IN_HELD_OUT)
-    samples = read_if_there(run.completions, IN_COMPLETIONS)
+    columns, validations = read_curves(run.metrics), read_if_there(run.held_out)
+    samples = read_if_there(run.completions)
     if "val/reward" in columns:  # no reward says what is right, and nobody was asked
         samples = [{key: value for key, value in row.items() if key != "correct"} for row in samples]
     data = {
@@ -102,7 +104,7 @@ def build_page(run: RunFolder) -> str:
 def comparison_data(runs: Mapping[str, RunFolder]) -> dict[str, Any]:
     """The data of the page of several runs, by their names."""
     columns = {name: read_curves(run.metrics) for name, run in runs.items()}
-    validations = {name: read_if_there(run.held_out, IN_HELD_OUT) for name, run in runs.items()}
+    validations = {name: read_if_there(run.held_out) for name, run in runs.items()}
     warnings = [f"{name}: {warning}" for name, of in columns.items() if (warning := no_signal(of))]
     last = []
     for name, of in columns.items():  # the held-out metric of each run, or its reward where there is none
@@ -139,30 +141,25 @@ def _differences(runs: Mapping[str, RunFolder]) -> list[list[str]]:
     return [["setting", *runs], *(row for row in rows if len(set(row[1:])) > 1)]
 
 
-def read_if_there(file: Path, needed: Sequence[str]) -> list[Row]:
+def read_if_there(file: Path) -> list[Row]:
     """The rows of a file that older runs, or runs without completions, lack."""
-    if not file.is_file():
-        return []
-    rows = []
-    for number, _, row in read_lines(file, may_be_cut_short=True):
-        check_fields(row, needed, line_name(file, number))
-        rows.append(row)
-    return rows
+    lines = read_lines(file, may_be_cut_short=True) if file.is_file() else ()
+    return [_checked(row, file, line_name(file, number)) for number, _, row in lines]
 
 
-def check_fields(row: Row, needed: Sequence[str], where: str) -> None:
+def _checked(row: Row, file: Path, where: str) -> Row:
     """Refuses what is not of a run."""
-    for name in needed:
-        if name not in row:
-            raise ValueError(f"{where} has no field {name!r}: it is not of a run of grpo_pl.")
+    lacking = next((name for name in NEEDED[file.name] if name not in row), None)
+    if lacking is not None:
+        raise ValueError(f"{where} has no field {lacking!r}: it is not of a run of grpo_pl.")
+    return row
 
 
 def facts(run: RunFolder) -> list[list[str]]:
     """Facts of a run as name and value; none for a run without ``run.json``."""
     if not run.record.is_file():
         return []
-    record = read_object(run.record)
-    check_fields(record, IN_RECORD, str(run.record))
+    record = _checked(read_object(run.record), run.record, str(run.record))
     size, trained = record["parameters"], record["trained_parameters"]
     part = "" if size == trained else f", {_short(trained)} of them trained"
     held_out = ", ".join(f"{name} {count}" for name, count in record["data"]["held_out"].items())

@@ -6,16 +6,12 @@ import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rich.table import Table
 
 from grpo_pl.evaluation.curves import Points
 from grpo_pl.files.writing import staged
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 CURVES = {
     "reward": "reward",
@@ -25,8 +21,13 @@ CURVES = {
     "entropy": "entropy",
 }
 """Column of the comparison's CSV -> column of a run's ``metrics.csv``."""
-
-
+PANELS = {
+    "reward": ["reward"],
+    "tokens per completion": ["length_correct", "length_wrong"],
+    "KL to the reference, per token": ["kl"],
+    "entropy, nats per token": ["entropy"],
+}
+"""Heading of a panel -> its curves."""
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 """The colours of Okabe and Ito (2008), which colour-blind readers can tell apart."""
 SOLID, DASHED, DOTTED = (0.0, ()), (0.0, (5.0, 2.0)), (0.0, (1.0, 1.5))
@@ -53,8 +54,8 @@ def results_table(runs: Runs) -> Table:
     the caption has the held-out rewards of the others. It also has the held-out completions that could not be judged,
     if there are any.
     """
-    unjudged = [f"{name}: {run['val/unjudged'][-1][1]:.0f}" for name, run in runs.items() if "val/unjudged" in run]
-    unjudged = [entry for entry in unjudged if not entry.endswith(": 0")]
+    last = {name: run["val/unjudged"][-1][1] for name, run in runs.items() if "val/unjudged" in run}
+    unjudged = [f"{name}: {count:.0f}" for name, count in last.items() if count]
     rewarded = {name: run["val/reward"] for name, run in runs.items() if "val/reward" in run}
     measured = "val/reward" if rewarded and not any("val/pass@1" in run for run in runs.values()) else "pass@1"
     captions = []
@@ -103,44 +104,35 @@ def draw_curves(path: Path, runs: Runs, title: str) -> None:
     from matplotlib.lines import Line2D
 
     figure = Figure(figsize=(10, 7), layout="constrained")
-    panels = _panels(figure)
-    handles = []
-    for number, (algorithm, run) in enumerate(runs.items()):
-        colour = PALETTE[number % len(PALETTE)]
-        dashes = SOLID if number < len(PALETTE) else DASHED  # once the colours have been used
-        for name, ax in panels.items():
-            if points := run.get(CURVES[name]):
-                style = DOTTED if name == "length_wrong" else dashes
-                steps, values = zip(*points, strict=True)
-                ax.plot(steps, values, color=colour, linestyle=style, linewidth=0.8, alpha=0.3)
-                smooth = moving_average(values, len(values) // 20)
-                ax.plot(steps, smooth, color=colour, linestyle=style, linewidth=1.8)
-        handles.append(Line2D([], [], color=colour, linestyle=dashes, linewidth=2, label=algorithm))
-    if not any(run.get("kl") for run in runs.values()):
-        where = panels["kl"].transAxes
-        panels["kl"].text(0.5, 0.5, "none of these has a reference model", ha="center", transform=where)
-        panels["kl"].set_yticks([])
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(runs)), frameon=False)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    figure.savefig(path, dpi=120)
-
-
-def _panels(figure: Figure) -> dict[str, Axes]:
-    """The panel of each name in ``CURVES``; both lengths share one of the four panels."""
-    from matplotlib.lines import Line2D
-
-    reward, length, kl, entropy = figure.subplots(2, 2, sharex=True).flatten()
-    headings = {"reward": reward, "tokens per completion": length, "KL to the reference, per token": kl}
-    for heading, ax in (headings | {"entropy, nats per token": entropy}).items():
+    looks: dict[str, dict[str, Any]] = {  # once the colours have been used, lines are dashed
+        run: {"color": PALETTE[i % len(PALETTE)], "linestyle": SOLID if i < len(PALETTE) else DASHED}
+        for i, run in enumerate(runs)
+    }
+    panels = figure.subplots(2, 2, sharex=True)
+    for ax, (heading, names) in zip(panels.flatten(), PANELS.items(), strict=True):
         ax.set_title(heading, loc="left", fontsize=10)
         ax.grid(alpha=0.25)
         ax.spines[["top", "right"]].set_visible(False)
-    for ax in (kl, entropy):
-        ax.set_xlabel("rollout")
+        for algorithm, run in runs.items():
+            for name in names:
+                if points := run.get(CURVES[name]):
+                    look = looks[algorithm] | ({"linestyle": DOTTED} if name == "length_wrong" else {})
+                    steps, values = zip(*points, strict=True)
+                    ax.plot(steps, values, **look, linewidth=0.8, alpha=0.3)
+                    ax.plot(steps, moving_average(values, len(values) // 20), **look, linewidth=1.8)
+    (_, length), (kl, entropy) = panels
     kinds = {"correct": SOLID, "wrong": DOTTED}
     lines = [Line2D([], [], color="0.3", linestyle=dashes, label=label) for label, dashes in kinds.items()]
     length.legend(handles=lines, frameon=False, fontsize=9)
-    return {"reward": reward, "length_correct": length, "length_wrong": length, "kl": kl, "entropy": entropy}
+    for ax in (kl, entropy):
+        ax.set_xlabel("rollout")
+    if not any(run.get("kl") for run in runs.values()):
+        kl.text(0.5, 0.5, "none of these has a reference model", ha="center", transform=kl.transAxes)
+        kl.set_yticks([])
+    handles = [Line2D([], [], **look, linewidth=2, label=algorithm) for algorithm, look in looks.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(runs)), frameon=False)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    figure.savefig(path, dpi=120)
 
 
 def moving_average(values: Sequence[float], reach: int) -> list[float]:

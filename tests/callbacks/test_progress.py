@@ -114,7 +114,7 @@ def test_a_terminal_gets_a_bar_for_the_run_and_one_for_the_stage(
 def test_loggers_get_the_curve_of_a_cold_start_before_the_first_rollout(command_line: Any) -> None:
     logger = f"--trainer.logger=CSVLogger --trainer.logger.save_dir={command_line.folder}".split()
     bar = "--trainer.callbacks+=TQDMProgressBar"
-    err = _err(command_line, "logged", *logger, bar, model__cold_start={"steps": 4, "batch_size": 4})
+    err = _err(command_line, "logged", *logger, bar, data__steps=1, model__cold_start={"steps": 4, "batch_size": 4})
     assert "cold start: 4/4 loss" in err  # Lightning's own bar shows batches alone
     with next(command_line.folder.glob("lightning_logs/*/metrics.csv")).open(newline="") as file:
         rows = [(int(row["step"]), row["cold_start/loss"]) for row in csv.DictReader(file)]
@@ -124,5 +124,5 @@ def test_loggers_get_the_curve_of_a_cold_start_before_the_first_rollout(command_
 
 def test_the_bar_can_be_turned_off(command_line: Any) -> None:
     trainer = {"accelerator": "cpu", "val_check_interval": 2, "enable_progress_bar": False}
-    err = _err(command_line, "silent", trainer=trainer, model__cold_start={"steps": 5, "batch_size": 4})
-    assert "rollout 4/4" not in err and "cold start" not in err
+    err = _err(command_line, "silent", trainer=trainer, data__steps=1, model__cold_start={"steps": 5, "batch_size": 4})
+    assert "rollout 1/1" not in err and "cold start" not in err

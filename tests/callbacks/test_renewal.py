@@ -45,7 +45,7 @@ def _config(command_line: Any, reward_model: Path, name: str = "renewed", **sett
         {"class_path": "grpo_pl.rewards.ModelReward", "init_args": {"model": str(reward_model), "max_length": 64}},
     ]
     callbacks = [{"class_path": "grpo_pl.callbacks.renewal.RenewRewardModel", "init_args": callback}]
-    return Path(command_line.config(name, model__rewards=rewards, trainer__callbacks=callbacks))
+    return Path(command_line.config(name, model__rewards=rewards, trainer__callbacks=callbacks, data__steps=3))
 
 
 def test_a_resumed_run_renews_as_one_that_was_not_interrupted(
