@@ -37,15 +37,6 @@ def test_bias_and_deviation_relative_to_the_divergence(shift, true, biases, devi
         assert std / true == pytest.approx(deviation, abs=0.005), name
 
 
-@pytest.mark.parametrize("shift", [0.1, 1.0])
-@pytest.mark.parametrize("name", NAMES)
-def test_a_sample_agrees_within_its_standard_error(name, shift):
-    x = torch.randn(20_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    values = kl.estimate(name, *gaussians(shift, x), torch.ones_like(x))
-    standard_error = values.std().item() / math.sqrt(len(x))
-    assert abs(values.mean().item() - moments(name, shift)[0]) < 4 * standard_error
-
-
 def test_k2_and_k3_are_never_negative_and_zero_at_equality():
     logprobs, ref = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([-1.0, -1.0, -5.0])
     for name in ("k2", "k3"):
@@ -60,14 +51,6 @@ def test_hand_computed_values():
     assert kl.k2(logprobs, ref).item() == pytest.approx(math.log(2) ** 2 / 2)
     assert kl.k3(logprobs, ref).item() == pytest.approx(0.5 - 1 + math.log(2))
     assert kl.k3_weighted(logprobs, ref, torch.tensor([3.0])).item() == pytest.approx(3 * (0.5 - 1 + math.log(2)))
-
-
-def test_far_apart_distributions_stay_finite():
-    logprobs = torch.tensor([-500.0], requires_grad=True)
-    value = kl.k3(logprobs, torch.tensor([0.0]))
-    value.backward()
-    assert torch.isfinite(value).all()
-    assert torch.isfinite(logprobs.grad).all()
 
 
 # --- precision and direction --------------------------------------------------------------------------------

@@ -42,13 +42,6 @@ def test_token_logprobs_and_entropy_by_hand():
     )
 
 
-def test_head_scores_by_hand():
-    hidden, weight = torch.tensor([[1.0, 0.0]]), torch.log(torch.tensor([[0.5, 1.0], [0.25, 1.0], [0.25, 1.0]]))
-    logprobs, entropy = head_scores(hidden, weight, torch.tensor([2]), with_entropy=True)[:2]
-    torch.testing.assert_close(logprobs, torch.tensor([math.log(0.25)]))
-    torch.testing.assert_close(entropy, torch.tensor([1.5 * math.log(2)]))
-
-
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_chunked_head_equals_materialised_logits(small_chunks, temperature, with_bias):

@@ -197,12 +197,12 @@ def test_a_truncated_draw_is_the_untruncated_one_wherever_that_is_allowed(how):
 
 def test_rounding_of_the_logits_changes_only_near_ties():
     """A vocabulary of 50,000 with 6 % of its mass in a flat tail."""
-    logits = torch.randn(400, 50_000, generator=torch.Generator().manual_seed(1))
-    logits[torch.arange(400), torch.arange(400)] = 14.0
-    noise = _noise("ties", rows=400)
+    logits = torch.randn(120, 50_000, generator=torch.Generator().manual_seed(1))
+    logits[torch.arange(120), torch.arange(120)] = 14.0
+    noise = _noise("ties", rows=120)
     moved = logits + torch.randn(logits.shape, generator=torch.Generator().manual_seed(2)) * 1e-5
     (one, _), (other, _) = (draw_tokens(given, noise, temperature=1.0) for given in (logits, moved))
-    assert (one != torch.arange(400)).sum() > 10
+    assert (one != torch.arange(120)).sum() > 3
     gaps = score_gaps(logits, noise, temperature=1.0)
     assert (gaps[one != other] < 1e-4).all() and (one != other).sum() <= 1
 

@@ -23,6 +23,7 @@ from grpo_pl.types import Problem, SampleKey, SamplingParams
 from tests.race import draw_key, logits_along, winner
 from tests.rollout.drawn import PROMPTS, drawn, generate, make_keys, rows_of
 
+pytestmark = pytest.mark.usefixtures("forked")
 Allowed = Callable[[list[float]], Iterable[int]]
 
 

@@ -122,19 +122,6 @@ def test_keys_name_seed_split_step_attempt_prompt_and_sample(
     )
 
 
-def test_a_sample_does_not_depend_on_the_other_prompts(sample: Any) -> None:
-    both = sample(group_size=4)
-    alone = sample(PROMPTS[1:], group_size=4)
-    assert both.completions[4:] == alone.completions
-
-
-def test_progress_ends_with_every_completion(sample: Any) -> None:
-    seen: list[tuple[int, int]] = []
-    samples = sample(progress=lambda *n: seen.append(n))
-    assert seen[-1] == (int(samples.rollout.lengths.sum()), 4)
-    assert seen == sorted(seen)
-
-
 def test_a_prompt_that_does_not_fit_the_context_is_one_clear_error(sample: Any) -> None:
     fits = SamplingParams(max_completion_length=48 - 7)  # 6 characters and <think>
     sample(group_size=1, sampling=fits)

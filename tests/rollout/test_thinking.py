@@ -13,7 +13,6 @@ from grpo_pl.policy.loading import PolicyConfig, load_model
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rollout.decoding import join_rollouts, row_keys
 from grpo_pl.rollout.engine import RolloutEngine
-from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.continuous import ContinuousBatch, SequenceOptions
 from grpo_pl.rollout.native.decode_kernel import built_kernels
 from grpo_pl.rollout.native.engine import NativeEngine
@@ -22,7 +21,7 @@ from grpo_pl.rollout.sampler import CompletionSampler, Samples
 from grpo_pl.rollout.thinking import ThoughtMask, drawn_budget
 from grpo_pl.types import GenerateRequest, Problem, Rollout, SampleKey, SamplingParams, ThoughtEnd
 from tests.conftest import TINY_POLICY
-from tests.rollout.drawn import assert_same, make_keys, rows_of
+from tests.rollout.drawn import make_keys, rows_of
 
 PROMPTS = [Problem(id=i, question=f"{i}+{i * i}=", answer="") for i in range(3)]
 SAMPLING = SamplingParams(max_completion_length=24, thinking_budget=(4, 16), stop_token_ids=tuple(range(20, 24)))
@@ -114,17 +113,6 @@ def test_engines_draw_what_single_forward_passes_draw(
     assert len(kinds) >= 3  # closed by the budget or not, ended by the policy or by the limit
     assert (rollout.turn_index[rollout.completion_mask & ~rollout.action_mask] == -1).all()
     assert (rollout.policy_version == torch.where(rollout.action_mask, 0, -1)).all()
-
-
-@pytest.mark.slow
-def test_a_process_of_its_own_draws_the_same(draw: Any) -> None:
-    expected = draw(_native("torch")).rollout
-    engine = NativeChildEngine(threads=1)
-    try:
-        found = draw(engine).rollout
-    finally:
-        engine.close()
-    assert_same(found, expected)
 
 
 def test_a_served_sequence_draws_the_same(

@@ -2,9 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -16,8 +13,10 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from grpo_pl.rollout.child.engine_process import EngineProcess
 from grpo_pl.rollout.engine import EngineDied, RolloutInterrupted
 from grpo_pl.rollout.native.engine import NativeEngine
+from tests.forked import Forked
 from tests.process_list import gone, lives
 from tests.rollout.drawn import UNEVEN, assert_same, build_model, generate, make_keys
 
@@ -86,38 +85,22 @@ def test_an_exception_in_the_middle_of_an_answer_does_not_mix_up_the_next(slow_e
     _assert_equal(generate(slow_engine, model, UNEVEN, keys), generate(NativeEngine(), model, UNEVEN, keys))
 
 
-def _kills(engine: Any, model: Any, prompts: Any, keys: Any, times: int) -> None:
-    reference = generate(NativeEngine(), model, prompts, keys)
-    generate(engine, model, prompts, keys)
-    for number in range(times):
-        victim = engine.pid
-        told = iter(range(number % 4))
-
-        def kill(tokens: int, finished: int, victim: int = victim, told: Iterator[int] = told) -> None:
-            if next(told, None) is None and engine.pid == victim:
-                os.kill(victim, signal.SIGKILL)
-
-        _assert_equal(generate(engine, model, prompts, keys, progress=kill), reference)
-        assert gone(victim)
-        if (
-            engine.pid == victim
-        ):  # on a busy machine it had drawn all before it was killed: the next rollout finds it dead
-            _assert_equal(generate(engine, model, prompts, keys), reference)
-        assert engine.pid != victim
-
-
 def test_a_rollout_whose_process_is_killed_is_drawn_again(slow_engine: Any, caplog: Any) -> None:
-    model = build_model("qwen2")
+    model, keys = build_model("qwen2"), make_keys(3, 4)
     slow_engine.update_weights(model)
-    _kills(slow_engine, model, UNEVEN, make_keys(3, 4), 1)
-    assert "ended by SIGKILL" in caplog.text
+    reference = generate(NativeEngine(), model, UNEVEN, keys)
+    generate(slow_engine, model, UNEVEN, keys)
+    victim = slow_engine.pid
 
+    def kill(tokens: int, finished: int) -> None:
+        if slow_engine.pid == victim:
+            os.kill(victim, signal.SIGKILL)
 
-@pytest.mark.slow
-def test_twenty_kills_lose_and_double_nothing(slow_engine: Any) -> None:
-    model = build_model("qwen2")
-    slow_engine.update_weights(model)
-    _kills(slow_engine, model, UNEVEN, make_keys(3, 4), 20)
+    _assert_equal(generate(slow_engine, model, UNEVEN, keys, progress=kill), reference)
+    assert gone(victim)
+    if slow_engine.pid == victim:  # on a busy machine it had drawn all before: the next rollout finds it dead
+        _assert_equal(generate(slow_engine, model, UNEVEN, keys), reference)
+    assert slow_engine.pid != victim and "ended by SIGKILL" in caplog.text
 
 
 def test_a_process_that_dies_twice_in_a_rollout_is_reported_with_its_last_lines(make_engine: Any) -> None:
@@ -173,51 +156,41 @@ def test_a_push_that_fails_reads_the_weights_that_other_ranks_gather(
     assert gathered == [0, 1, 2, 3, 4]
 
 
-PARENT = """
-import os, sys, time
-from pathlib import Path
-from grpo_pl.rollout.child.engine_process import EngineProcess
+def _parent(file: Path, way: str) -> int:
+    child = EngineProcess("light_workers:Sleeper", {}, {})
 
-child = EngineProcess("light_workers:Sleeper", {}, {})
+    def tell(*_: int) -> None:
+        file.write_text(f"{os.getpid()} {child.pid}")
 
-def tell(tokens, finished):
-    Path(sys.argv[1]).write_text(f"{os.getpid()} {child.pid}")
-
-WAY
-"""
-DRAWING = "child.ask('generate', {}, progress=tell)"
+    if way == "draws":
+        child.ask("generate", {}, progress=tell)
+    tell()
+    if way == "rests":
+        time.sleep(300)
+    if way == "fails":
+        raise ValueError
+    os._exit(3)
 
 
 @pytest.mark.parametrize(
     ("way", "number", "group"),
     [
-        (DRAWING, signal.SIGKILL, False),
-        (DRAWING, signal.SIGINT, True),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ("tell(0, 0); time.sleep(300)", signal.SIGKILL, False),
-                (DRAWING, signal.SIGTERM, False),
-                ("tell(0, 0); raise ValueError", None, False),
-                ("tell(0, 0); os._exit(3)", None, False),
-            )
-        ),
+        ("draws", signal.SIGKILL, False),
+        ("draws", signal.SIGINT, True),
+        ("draws", signal.SIGTERM, False),
+        ("rests", signal.SIGKILL, False),
+        ("fails", None, False),
+        ("exits", None, False),
     ],
-    ids=["killed while drawing", "Ctrl-C", "killed while idle", "SIGTERM", "an error", "os._exit"],
 )
 def test_the_process_does_not_outlive_the_one_that_started_it(
     tmp_path: Path, way: str, number: signal.Signals | None, group: bool
 ) -> None:
-    file = tmp_path / "pids"
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(PARENT).replace("WAY", way), str(file)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + 120
+    file, deadline = tmp_path / "pids", time.monotonic() + 120
+    with open(os.devnull, "w") as nowhere:
+        process = Forked(lambda: _parent(file, way), env=os.environ, output=nowhere.fileno())
     while not (file.exists() and file.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.05)
+        time.sleep(0.01)
     parent, child = map(int, file.read_text().split())
     if number is not None:
         assert lives(child)

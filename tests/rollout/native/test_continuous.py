@@ -151,13 +151,12 @@ def test_a_long_prompt_that_joins_beside_others_draws_what_it_draws_alone() -> N
     assert [run.tokens(s) for s in sequences] == [alone(*each) for each in asked]
 
 
-@pytest.mark.parametrize("family", ["qwen2", "gpt2"])
-@pytest.mark.parametrize("stay", [1, 7, 64, 65])
+@pytest.mark.parametrize(("family", "stay"), [("qwen2", 1), ("qwen2", 64), ("qwen2", 65), ("gpt2", 7)])
 def test_a_sequence_that_left_goes_on_where_it_was(decoder: str, family: str, stay: int) -> None:
     """Its penalties and random numbers, too: 64 of these are made at once."""
     model, ((key, other),) = build_model(family), make_keys(1, 2)
-    penalised = LogitOptions(repetition_penalty=1.3, frequency_penalty=0.2, min_tokens=80)
-    options = SequenceOptions(sampling=SamplingParams(max_completion_length=90), ignore_eos=True, logits=penalised)
+    penalised = LogitOptions(repetition_penalty=1.3, frequency_penalty=0.2, min_tokens=70)
+    options = SequenceOptions(sampling=SamplingParams(max_completion_length=75), ignore_eos=True, logits=penalised)
     whole = Collector(ContinuousBatch(model, eos_token_ids=EOS, decoder=decoder, max_rows=2))
     (expected,) = whole.batch.add(UNEVEN[0], [sample_key(key)], options)
     whole.drain()
@@ -171,7 +170,7 @@ def test_a_sequence_that_left_goes_on_where_it_was(decoder: str, family: str, st
     (again,) = run.batch.add(UNEVEN[0], [sample_key(key)], options, drawn=run.tokens(first))
     run.drain()
     assert run.tokens(first) + run.tokens(again) == whole.tokens(expected)
-    assert len(whole.tokens(expected)) == 90
+    assert len(whole.tokens(expected)) == 75
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
@@ -202,47 +201,16 @@ def test_removing_sequences_changes_nothing_for_the_others(decoder: str, family:
             assert run.tokens(sequence) == expected[i]
 
 
-def test_sequences_with_unlike_sampling_share_a_batch(decoder: str) -> None:
-    model, keys = build_model("qwen2"), make_keys(3, 2)
-    settings = [{"temperature": 0.0}, {"temperature": 0.7, "top_p": 0.8}, {"temperature": 1.3, "top_k": 5}]
-    run = Collector(ContinuousBatch(model, eos_token_ids=EOS, decoder=decoder, max_rows=6))
-    sequences = [
-        run.batch.add(
-            prompt,
-            [sample_key(k) for k in group],
-            SequenceOptions(sampling=SamplingParams(max_completion_length=16, **setting)),
-        )
-        for prompt, group, setting in zip(UNEVEN, keys, settings, strict=True)
-    ]
-    run.drain()
-    for p, setting in enumerate(settings):
-        alone = generate(PlainEngine(), model, [UNEVEN[p]], [keys[p]], eos=EOS, length=16, **setting)
-        assert [run.tokens(s) for s in sequences[p]] == rows_of(alone)
-
-
-def test_a_cache_that_grows_keeps_what_it_held(decoder: str) -> None:
-    model, keys = build_model("llama"), make_keys(2, 2)
-    prompts = [[5, 9, 1], [7] * 30]
-    expected = rows_of(generate(PlainEngine(), model, prompts, keys, eos=EOS, length=40))
-    run = Collector(ContinuousBatch(model, eos_token_ids=EOS, decoder=decoder, max_rows=4))
-    options = SequenceOptions(sampling=SamplingParams(max_completion_length=40))
-    first = run.batch.add(prompts[0], [sample_key(k) for k in keys[0]], options)
-    run.step()
-    second = run.batch.add(prompts[1], [sample_key(k) for k in keys[1]], options)
-    run.drain()
-    assert [run.tokens(s) for s in [*first, *second]] == expected
-
-
-@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+@pytest.mark.parametrize(("family", "length"), [("qwen3", 70), ("gpt2", 20)])  # more than one block of noise, and less
 def test_prompts_of_all_lengths_that_join_at_once_draw_what_the_engine_draws(
-    decoder: str, family: str, monkeypatch: pytest.MonkeyPatch
+    decoder: str, family: str, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slots, "_PREFILL_TOKENS", 24)  # so that several passes are needed
     model, keys = build_model(family), make_keys(6, 2)
     prompts = [[5], [7] * 20, [9, 1], [3, 4, 5, 6, 7], [2, 8, 3], [6] * 4]
-    expected = rows_of(generate(PlainEngine(), model, prompts, keys, eos=[], length=70))  # more than one random block
+    expected = rows_of(generate(PlainEngine(), model, prompts, keys, eos=[], length=length))
     run = Collector(ContinuousBatch(model, eos_token_ids=[], decoder=decoder, max_rows=12))
-    options = SequenceOptions(sampling=SamplingParams(max_completion_length=70))
+    options = SequenceOptions(sampling=SamplingParams(max_completion_length=length))
     sequences = [
         run.batch.add(prompt, [sample_key(k) for k in group], options)
         for prompt, group in zip(prompts, keys, strict=True)
