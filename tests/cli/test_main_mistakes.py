@@ -123,13 +123,14 @@ def test_a_mistake_is_one_line_before_anything_is_made(command_line: Any, mistak
         overlay.write_text(mistake.text)
         given += ["--config", overlay]
     (command_line.runs / "wrong").mkdir(parents=True, exist_ok=True)  # or there could be no note on the name
-    before = [set(folder.rglob("*")) for folder in (command_line.folder, command_line.cache)]
+    places = (command_line.folder, command_line.cache / "cold_start")
+    before = [set(place.rglob("*")) for place in places]
     outcome = command_line("fit", *given, *mistake.options)
     line, *hint = outcome.err.splitlines()
     assert line.startswith("grpo-pl fit: error: ") and mistake.said in line
     assert hint == (["(all options: grpo-pl fit --help)"] if hint and mistake.status == 2 else [])
     assert (outcome.status, outcome.out) == (mistake.status, "")
-    assert [set(folder.rglob("*")) for folder in (command_line.folder, command_line.cache)] == before
+    assert [set(place.rglob("*")) for place in places] == before
 
 
 def test_a_file_that_is_no_configuration_is_named(command_line: Any, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""The environment on the page plays as the page says, and its classes are where it says."""
+"""The environments of docs/environments.md play as the page says, and those of docs/agents.md can be built."""
 
 import json
 import re
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 from grpo_pl.config.objects import build, read
+from grpo_pl.data.sources import PromptSource
 from grpo_pl.environments import Environment, EnvironmentPool, play
 from grpo_pl.rewards import Reward
 from grpo_pl.rollout.episode_settings import EpisodeSettings
@@ -72,3 +74,15 @@ def test_every_class_is_where_the_page_says() -> None:
     assert len(rows) == 8
     for name, module in rows:
         assert hasattr(import_module(f"grpo_pl.environments.{module}"), name)
+
+
+def test_every_environment_on_the_page_of_agents_and_its_source_can_be_built() -> None:
+    found = set()
+    for block in blocks(page("agents"), "yaml"):
+        tree = yaml.safe_load(block.replace("/path/of/the/other/venv/bin/python", sys.executable))
+        given = tree["model"]["environment"] if "model" in tree else tree
+        found.add(type(build(Environment, given, "environment")).__name__)
+        if "data" in tree:
+            source = build(PromptSource, tree["data"]["source"], "source")
+            assert source.environment.env["agent"]["harness"]["id"] == "null"  # type: ignore[attr-defined]
+    assert found == {"AgentEnvironment", "VerifiersEnvironment", "InspectEnvironment"}

@@ -1,11 +1,9 @@
-"""Files and modules that the pages name are there, and the reference shows each once."""
+"""Files, modules and messages that the pages name are there, and the reference shows each module once."""
 
 import re
 from collections import Counter
 from pathlib import Path
 from pkgutil import resolve_name
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
@@ -14,28 +12,24 @@ PLACES = (ROOT, ROOT / "grpo_pl", ROOT / "docs")
 ENDINGS = "py|md|sh|json|jsonl|csv|yaml|html"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_file_that_a_page_names_is_there(page: Path) -> None:
-    text = page.read_text()
-    blocks = "\n".join(re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL))  # what readers make themselves
-    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    named = set(re.findall(rf"(?<=[` ])((?:[\w.-]+/)+[\w.-]+\.(?:{ENDINGS}))(?=[` ])", prose))
-    for name in named - set(re.findall(r"[\w./-]+", blocks)):
-        if not name.startswith(("runs/", "my_package/", "rollout-")):
-            assert any((place / name).exists() for place in PLACES), f"{page.name} names {name}"
-    for link in re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", prose):
-        assert (page.parent / link).exists(), f"{page.name} links to {link}"
+def test_every_file_that_a_page_names_is_there() -> None:
+    for page in PAGES:
+        text = page.read_text()
+        blocks = "\n".join(re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL))  # what readers make themselves
+        prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+        named = set(re.findall(rf"(?<=[` ])((?:[\w.-]+/)+[\w.-]+\.(?:{ENDINGS}))(?=[` ])", prose))
+        for name in named - set(re.findall(r"[\w./-]+", blocks)):
+            if not name.startswith(("runs/", "my_package/", "rollout-")):
+                assert any((place / name).exists() for place in PLACES), f"{page.name} names {name}"
+        for link in re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", prose):
+            assert (page.parent / link).exists(), f"{page.name} links to {link}"
 
 
-@pytest.mark.parametrize("page", PAGES + REFERENCE, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_module_that_a_page_names_is_there(page: Path) -> None:
-    if page.name == "CHANGELOG.md":
-        return  # which tells of modules that are no more
-    for name in set(re.findall(r"\bgrpo_pl(?:\.[a-z_]+)+", page.read_text())) - {"grpo_pl.json"}:
-        try:
-            resolve_name(name)
-        except (ImportError, AttributeError):
-            pytest.fail(f"{page.name} names {name}")
+def test_every_module_that_a_page_names_is_there() -> None:
+    pages = {page for page in PAGES + REFERENCE if page.name != "CHANGELOG.md"}  # which tells of what is no more
+    named = {name for page in pages for name in re.findall(r"\bgrpo_pl(?:\.[a-z_]+)+", page.read_text())}
+    for name in named - {"grpo_pl.json"}:
+        resolve_name(name)  # else there is none of this name
 
 
 def test_the_reference_shows_each_module_once() -> None:
@@ -66,3 +60,15 @@ def test_the_page_on_data_names_every_source() -> None:
     table = (ROOT / "docs" / "data.md").read_text().split("\n## ")[0]
     assert len(sources) >= 9
     assert {name for name in sources if f".{name}`" not in table} == set()
+
+
+def test_every_message_on_the_page_of_troubleshooting_is_one_of_the_code() -> None:
+    files = [path for folder in ("grpo_pl", "serve") for path in sorted((ROOT / folder).rglob("*.py"))]
+    # adjacent literals are one text
+    code = "\n".join(re.sub(r'"\s*\n\s*f?"', "", path.read_text()) for path in files)
+    page = (ROOT / "docs" / "troubleshooting.md").read_text().partition("## What was tried")[0]
+    rows = [row for row in page.splitlines() if row.startswith("| `")]
+    assert len(rows) >= 15
+    for message in (found for row in rows for found in re.findall("`([^`]+)`", row.split("|")[1])):
+        for part in re.split(r"\s*…\s*", message):
+            assert part.strip(". ") in code, message

@@ -1,0 +1,66 @@
+"""The figures and pictures of docs/algorithms.md and docs/environments.md come out of their scripts."""
+
+import csv
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docs.pages import ROOT, loaded
+
+PLOTS = ROOT / "docs" / "plots"
+biases = loaded(PLOTS / "biases.py")
+
+
+def test_a_token_of_10_weighs_ten_times_one_of_100_under_the_sequence_mean() -> None:
+    table, ten, hundred = biases.token_weights_by_length(), biases.LENGTHS.index(10), biases.LENGTHS.index(100)
+    ratios = {name: weights[ten] / weights[hundred] for name, weights in table.items()}
+    assert ratios == pytest.approx({"sequence_mean": 10, "token_mean": 1, "constant": 1})
+
+
+def test_only_the_group_std_weighs_questions_by_difficulty() -> None:
+    table = biases.question_weights_by_pass_rate(samples=16_000, seed=1)
+    hard, middle = biases.PASS_RATES.index(0.05), biases.PASS_RATES.index(0.5)
+    assert table["grpo, group of 64"][hard] / table["grpo, group of 64"][middle] > 2
+    assert table["grpo, group of 8"][hard] / table["grpo, group of 8"][middle] > 1.2
+    for name, level in (("rloo, group of 8", 1.0), ("dr_grpo, group of 8", 7 / 8)):
+        assert table[name] == pytest.approx([level] * len(biases.PASS_RATES), rel=0.08)
+
+
+@pytest.mark.slow
+def test_the_biases_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    monkeypatch.setattr(sys, "argv", ["biases.py", "--out", str(tmp_path), "--samples", "640"])
+    biases.main()
+    for name in ("length_bias", "difficulty_bias"):
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        with (tmp_path / f"{name}.csv").open() as file:
+            assert len(list(csv.reader(file))) > 5
+
+
+@pytest.fixture
+def turn_credit() -> Any:
+    pytest.importorskip("gymnasium")
+    return loaded(PLOTS / "turn_credit.py")
+
+
+def test_the_credit_of_single_turns_is_that_of_the_page(turn_credit: Any) -> None:
+    group = turn_credit.played()
+    assert group.rewards.sum(1).tolist() == [1.0, 1.0, 0.0, 0.0]
+    assert group.fields[3] == ["a1", "b1"] and group.fields[1][:3] == ["a1", "a2", "a1"]
+    table = turn_credit.advantages(group)
+    assert table["turn_returns"][0, 4:].tolist() == [0.0, 0.0, 0.0, 0.0]  # whoever stood there arrived
+    assert table["turn_returns"][2, 3] == -1.0 and table["turn_returns"][0, 0] == 0.5
+    assert table["gigpo"][0, 0].item() == pytest.approx(0.5 + 1 - 3 / 5)  # of five turns in a1 three led to the goal
+
+
+def test_that_credit_is_drawn_and_the_files_beside_the_script_are_its_own(
+    turn_credit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    monkeypatch.setattr(sys, "argv", ["turn_credit.py", "--out", str(tmp_path)])
+    turn_credit.main()
+    assert (tmp_path / "turn_credit.png").read_bytes().startswith(b"\x89PNG")
+    written, kept = (list(csv.reader((f / "turn_credit.csv").open())) for f in (tmp_path, PLOTS))
+    assert written == kept and len(written) == 21
