@@ -88,18 +88,6 @@ def test_entries_of_the_same_class_are_merged_by_field(settings: Any, path: str)
     assert (form.init_args.weight, form.init_args.partial) == (0.3, True)
 
 
-def test_a_list_of_another_length_takes_the_place_of_the_list(settings: Any) -> None:
-    (only,) = settings({"model": {"rewards": [part("MathReward", correctness=True)]}}).model.rewards
-    assert only.init_args.percent != "unit"
-
-
-def test_a_source_in_the_place_of_another_gets_none_of_its_fields(settings: Any) -> None:
-    for found in (settings({"data": {"source": part(SORTING)}}), settings(options=("--data.source=SortingPrompts",))):
-        assert (found.data.source.class_path, found.data.source.init_args.seed) == (SORTING, 0)
-    kept = settings({"data": {"source": {"init_args": {"digits": 2}}}}).data.source.init_args
-    assert (kept.digits, kept.seed) == (2, 5)
-
-
 def test_what_is_inside_another_part_is_reset_as_well(settings: Any) -> None:
     sets = {"data": {"validation_sets": {"x": part(ARITHMETIC, seed=5)}}}
     found = settings(sets, {"data": {"validation_sets": {"x": part(SORTING)}}}).data.validation_sets["x"]
@@ -141,13 +129,6 @@ def test_engines_loggers_callbacks_and_judges_are_reset(settings: Any) -> None:
     assert found.trainer.callbacks[0].init_args.verbose is False
     assert found.trainer.callbacks[0].init_args.mode == "min"
     assert found.watch.strict.init_args.weight == 1.0
-
-
-def test_fields_of_a_group_without_a_class_are_merged(settings: Any) -> None:
-    found = settings(
-        {"model": {"sampling": {"temperature": 0.5}}}, {"model": {"sampling": {"max_completion_length": 9}}}
-    )
-    assert (found.model.sampling.temperature, found.model.sampling.max_completion_length) == (0.5, 9)
 
 
 # --- wording --------------------------------------------------------------------------------------------------------

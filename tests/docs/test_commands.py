@@ -116,7 +116,7 @@ RUN_BY = {
     r"pytest( tests/objective| tests/functional/kernels .*| -m .*)?|(ruff|mypy|make|mkdocs) .*": ".ci/run",
     r"python docs/plots/architecture\.py --check": ".ci/run",
     r"python docs/plots/biases\.py": "tests/docs/test_plots.py::test_the_biases_are_drawn",
-    r"python docs/plots/turn_credit\.py": "tests/docs/test_plots.py::test_the_credit_of_single_turns_is_that_of_the_page",
+    r"python docs/plots/turn_credit\.py": "tests/docs/test_plots.py::test_the_credit_of_turns_is_that_of_the_page",
     r"python docs/plots/real\.py .*": "tests/benchmarks/test_real.py::test_the_picture_is_drawn_from_records",
     r"python docs/plots/quickstart\.py .*": FIRST_STEPS + "test_a_run_is_drawn",
     r"python docs/plots/search\.py RECORD\.json": HOURS,  # the record

@@ -45,7 +45,7 @@ def turn_credit() -> Any:
     return loaded(PLOTS / "turn_credit.py")
 
 
-def test_the_credit_of_single_turns_is_that_of_the_page(turn_credit: Any) -> None:
+def test_the_credit_of_turns_is_that_of_the_page(turn_credit: Any) -> None:
     group = turn_credit.played()
     assert group.rewards.sum(1).tolist() == [1.0, 1.0, 0.0, 0.0]
     assert group.fields[3] == ["a1", "b1"] and group.fields[1][:3] == ["a1", "a2", "a1"]
