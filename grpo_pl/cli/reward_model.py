@@ -40,9 +40,6 @@ class RewardModelCLI(RunCLI):
                 parser_kwargs={"prog": "grpo-pl", "description": "Trains a reward model on pairs of completions."},
             )
 
-    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # Lightning's is static
-        return {"fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule", "weights_only"}}
-
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_arguments_to_parser(parser)
         parser.set_defaults({"checkpoint.monitor": "val/agreement"})

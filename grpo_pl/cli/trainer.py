@@ -79,6 +79,7 @@ class RunCLI(LightningCLI):
     def __init__(
         self, model: type[LightningModule], data: type[LightningDataModule], args: list[str], **more: Any
     ) -> None:
+        self.verb, *_ = args
         super().__init__(
             model,
             data,
@@ -91,6 +92,11 @@ class RunCLI(LightningCLI):
             load_from_checkpoint_support=False,
             **more,
         )
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # Lightning's is static
+        """Only the verb that is run, as each parser takes half a second to build, with the arguments not offered."""
+        loaders = {"dataloaders", "train_dataloaders", "val_dataloaders", "datamodule"}
+        return {self.verb: {"model", *loaders, "weights_only", "verbose"}}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(RolloutCheckpoint, "checkpoint")
@@ -155,7 +161,7 @@ class GRPOCLI(RunCLI):
     trainer_kind: type[Trainer] = Trainer
 
     def __init__(self, args: list[str], help_about: str = "all") -> None:
-        self.verb, self._help_about = args[0], help_about
+        self._help_about = help_about
         self._others: list[Logger] = []
         """Loggers that the configuration names besides our own."""
         import_shipped_sources()
@@ -168,15 +174,6 @@ class GRPOCLI(RunCLI):
                 trainer_class=self.trainer_kind,
                 parser_kwargs={"prog": "grpo-pl", "description": "Trains and validates on a Lightning Trainer."},
             )
-
-    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # Lightning's is static
-        """Only the verb that is run, as each parser takes half a second to build, with the arguments not offered."""
-        skipped = {
-            "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule", "weights_only"},
-            "validate": {"model", "dataloaders", "datamodule", "weights_only", "verbose"},
-            "doctor": {"model", "datamodule", "weights_only"},
-        }
-        return {self.verb: skipped[self.verb]}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         add_preset_option(parser)
