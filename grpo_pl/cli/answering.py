@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -98,14 +98,19 @@ class Answerer:
                 advance(done)
 
 
-def load_answerer(trained: ServedModel, device: str, sampling: SamplingParams) -> Answerer:
-    """A trained policy in the memory of ``device``, with the rewards it was trained on."""
+def load_answerer(trained: ServedModel, device: str, **sampling: Any) -> Answerer:
+    """A trained policy in the memory of ``device``, with the rewards it was trained on.
+
+    Args:
+        sampling: fields of `SamplingParams`; those that are None or not named are as in the training.
+    """
     from grpo_pl.policy.loading import choose_device
     from grpo_pl.rollout.episode_settings import EpisodeSettings
     from grpo_pl.rollout.native.decoder_choice import TORCH, resumed_decoder
     from grpo_pl.rollout.native.engine import NativeEngine
     from grpo_pl.rollout.sampler import CompletionSampler
 
+    drawing = replace(trained.sampling, **{name: value for name, value in sampling.items() if value is not None})
     episodes, pool = build(EpisodeSettings, dict(trained.episodes), "episodes"), None
     if trained.environment is not None:
         pool = EnvironmentPool(build_environment(trained.environment, trust=trained.trust_rewards), episodes)
@@ -123,7 +128,7 @@ def load_answerer(trained: ServedModel, device: str, sampling: SamplingParams) -
             engine=engine, template=trained.template, tokenizer=trained.tokenizer, pool=pool, episodes=episodes
         ),
         model=model,
-        sampling=sampling,
+        sampling=drawing,
         rewards=rewards,
     )
 

@@ -60,8 +60,7 @@ def agent(
     if rewarded_by is not None:
         judged["rewarded_by"] = rewarded_by
     environment = AgentEnvironment(agent=try_, parser=trained.tools.parser, **judged)  # type: ignore[arg-type]
-    sampling = trained.sampling if temperature is None else replace(trained.sampling, temperature=temperature)
-    answerer = load_answerer(replace(trained, environment=None), device, sampling)
+    answerer = load_answerer(replace(trained, environment=None), device, temperature=temperature)
     episodes = replace(answerer.sampler.episodes, max_turns=max_turns)
     with EnvironmentPool(environment, episodes) as pool:
         sampler = replace(answerer.sampler, pool=pool, episodes=episodes)

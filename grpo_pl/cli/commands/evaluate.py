@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -123,15 +122,9 @@ def evaluate_episodes(
     from serve.scoring import closed_rewards
 
     require_correctness(closed_rewards(model), "an evaluation")  # before the policy is loaded
-    n, training = sampling.n, model.sampling
-    drawing = replace(
-        training,
-        max_completion_length=sampling.length or training.max_completion_length,
-        temperature=training.temperature if sampling.temperature is None else sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-    )
-    answerer = load_answerer(model, device, drawing)
+    drawing = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
+    answerer = load_answerer(model, device, max_completion_length=sampling.length, **drawing)
+    n = sampling.n
     together = max(1, max_rows // n)
     with answerer.closed():
         for first in range(0, len(problems), together):

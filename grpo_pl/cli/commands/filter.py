@@ -101,7 +101,7 @@ def filter(
         if len(todo) < len(asked):
             print(f"{len(asked) - len(todo)} problems were measured before ({measured.path})")
         if todo and trained is not None:
-            answerer = load_answerer(trained, device, trained.sampling)
+            answerer = load_answerer(trained, device)
         elif todo:
             answerer = _configured(given, data, choose_device(device))
         if todo:

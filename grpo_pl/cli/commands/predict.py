@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -76,19 +75,14 @@ def predict(
     else:
         source = _own_source(Path(model), trust=trust_rewards)
     problems = source.validation(prompts) if split == "val" else training_problems(source, prompts)
-    training = trained.sampling
-    sampling = replace(
-        training,
-        max_completion_length=max_completion_length or training.max_completion_length,
-        temperature=training.temperature if temperature is None else temperature,
-    )
-    answerer = load_answerer(trained, device, sampling)
+    drawing = {"temperature": temperature, "max_completion_length": max_completion_length}
+    answerer = load_answerer(trained, device, **drawing)
     long = answerer.too_long(problems, len(problems))
     problems = [prompt for prompt in problems if prompt.id not in long]
     tally: Counter[str] = Counter()
     seen: set[tuple[int, str]] = set()
-    drawing = answerer.answers("predict", problems, len(problems), samples=samples, seed=seed, batch_size=batch_size)
-    with row_writer(Path(output)) as write, closing(drawing) as batches:
+    answers = answerer.answers("predict", problems, len(problems), samples=samples, seed=seed, batch_size=batch_size)
+    with row_writer(Path(output)) as write, closing(answers) as batches:
         for drawn, scored in batches:
             for row in completion_rows(drawn, scored):
                 fate = _fate(row, seen) if keep_correct else "kept"
