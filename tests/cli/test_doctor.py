@@ -90,7 +90,7 @@ FAULTS: list[Any] = [
     ("D41", {"model__optimization": {"lr": 0.3}}),
     ("D42", {"model__optimization": {"lr": 1e-5}, "model__policy__dtype": "bfloat16"}),
 ]
-QUICK = {"D02", "D10", "D40"}
+QUICK = {"D06", "D10", "D40"}
 
 
 @pytest.mark.parametrize(
