@@ -47,10 +47,8 @@ class ReasoningGymReward(SandboxedReward):
                 f"there is no column {COLUMN!r}. In a mixture, give each source its own by grpo_pl.rewards.PerSource."
             )
         try:
-            for cell in columns[
-                COLUMN
-            ]:  # before a worker gets one; None is a row without a problem, which is `bad_gold`
-                if cell is not None:
+            for cell in columns[COLUMN]:  # before a worker gets one
+                if cell is not None:  # a row without a problem, which is `bad_gold`
                     unpack(cell)
         except ValueError as error:
             raise MissingColumn(

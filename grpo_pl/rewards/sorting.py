@@ -11,7 +11,7 @@ from typing import Literal
 
 from grpo_pl.functional.argument_checks import check_choice
 from grpo_pl.rewards.base import PerCompletionReward, Score
-from grpo_pl.rewards.completion_text import after_thinking, answer_block, last_boxed
+from grpo_pl.rewards.completion_text import after_thinking, boxed_or_block
 from grpo_pl.rewards.mathematics.canonical import MAX_DIGIT_RUN
 
 Credit = Literal["distance", "inclusion_order", "inclusion_order_simple"]
@@ -55,16 +55,6 @@ def read_numbers(text: str, *, single_digits: bool) -> list[int] | None:
     return [int(piece) for piece in ("".join(listed) if single_digits else listed)]
 
 
-def stated_list(completion: str) -> str | None:
-    r"""The part of a completion that gives its list: after its thoughts, the content of the last ``\boxed{…}``, else of
-    the last ``<answer>``, else all of that text. ``None`` if the last box is not closed."""
-    said = after_thinking(completion)
-    if "\\boxed" in said:
-        return last_boxed(said)
-    block = answer_block(said)
-    return said if block is None else block
-
-
 @dataclass(kw_only=True)
 class SortingReward(PerCompletionReward):
     r"""Partial credit for sorting L numbers, a denser signal than right or wrong.
@@ -100,7 +90,8 @@ class SortingReward(PerCompletionReward):
     def score(self, completion: str, gold: str) -> Score:
         wanted = _gold_numbers(gold)
         single_digits = all(0 <= x <= 9 for x in wanted)
-        stated = stated_list(completion) or ""
+        said = after_thinking(completion)
+        stated = boxed_or_block(completion) if "\\boxed" in said or "<answer>" in said else said
         if not single_digits and _LONG.search(stated):
             return Score(0.0, "too_long", f"a number of more than {MAX_DIGIT_RUN} digits")
         numbers = read_numbers(stated, single_digits=single_digits)
