@@ -11,6 +11,7 @@ import torch
 
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.environments.base import Player
+from grpo_pl.functional.argument_checks import check_at_least, check_within
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.types import Problem
 
@@ -45,15 +46,9 @@ class CurriculumPrompts(PromptSource):
     _rates: dict[int, float] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.pool < 1:
-            raise ValueError(f"curriculum.pool must be at least 1, got {self.pool}.")
-        if not 0.0 <= self.memory < 1.0:
-            raise ValueError(f"curriculum.memory must lie in [0, 1), got {self.memory}.")
-        if not 0.0 < self.solved_at <= 1.0 or self.solved_after < 1:
-            raise ValueError(
-                "curriculum needs solved_at in (0, 1] and solved_after >= 1, got "
-                f"{self.solved_at} and {self.solved_after}."
-            )
+        check_at_least(1, "curriculum", pool=self.pool, solved_after=self.solved_after)
+        check_within("[0, 1)", "curriculum", memory=self.memory)
+        check_within("(0, 1]", "curriculum", solved_at=self.solved_at)
 
     def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
         first = self.source.prompts(step, attempt * self.pool, count=count)

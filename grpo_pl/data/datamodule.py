@@ -10,6 +10,7 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, Dataset, SequentialSampler
 
 from grpo_pl.data.sources import PromptSource
+from grpo_pl.functional.argument_checks import check_at_least, check_within
 from grpo_pl.types import Problem, PromptBatch
 
 T = TypeVar("T")
@@ -50,16 +51,13 @@ class RolloutDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         counts = {"steps": steps, "prompts_per_step": prompts_per_step, "val_batch_size": val_batch_size}
-        for name, value in counts.items():
-            if value is not None and value < 1:
-                raise ValueError(f"data.{name} must be at least 1, got {value}.")
+        check_at_least(1, "data", **{name: value for name, value in counts.items() if value is not None})
         if val_prompts is not None and val_prompts < 1:
             raise ValueError(
                 f"data.val_prompts must be at least 1, or null for all, got {val_prompts}; trainer.limit_val_batches=0 "
                 "never validates."
             )
-        if not 0 <= staleness <= 4:
-            raise ValueError(f"data.staleness must be 0 to 4 updates, got {staleness}.")
+        check_within("[0, 4]", "data", staleness=staleness)
         self.source = source
         self.steps = steps
         self.staleness = staleness

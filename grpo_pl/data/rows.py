@@ -22,6 +22,7 @@ from grpo_pl.data.cells import (
     read_kept,
 )
 from grpo_pl.data.sources import Problems, PromptSource, is_of_part
+from grpo_pl.functional.argument_checks import check_within
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.types import Problem
 
@@ -91,8 +92,7 @@ class RowPrompts(PromptSource):
     _digests: dict[str, str] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.val_share < 1.0:
-            raise ValueError(f"data.source.val_share must lie in [0, 1), got {self.val_share}.")
+        check_within("[0, 1)", "data.source", val_share=self.val_share)
         check_pattern(self.answer_pattern)
         if self.answer is None and self.answer_pattern:
             raise ValueError(f"data.source.answer is null, so answer_pattern {self.answer_pattern!r} has no column.")

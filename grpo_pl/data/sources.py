@@ -9,6 +9,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Literal, overload
 
 from grpo_pl.environments.base import Player
+from grpo_pl.functional.argument_checks import check_within
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.types import Problem
 
@@ -103,7 +104,6 @@ def is_of_part(demonstrated_share: float, step: int, *identity: int | str) -> bo
     Raises:
         ValueError: a share that leaves the cold start without problems, or is no share.
     """
-    if not 0.0 < demonstrated_share <= 1.0:
-        raise ValueError(f"data.source.demonstrated_share must lie in (0, 1], got {demonstrated_share}.")
+    check_within("(0, 1]", "data.source", demonstrated_share=demonstrated_share)
     shown = row_key("demonstrated", *identity) % 10**6 < demonstrated_share * 10**6
     return demonstrated_share == 1.0 or shown == (step < 0)

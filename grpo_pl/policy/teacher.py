@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from grpo_pl.functional.argument_checks import check_at_least, check_within
 from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.types import Conversation
@@ -47,13 +47,9 @@ class TeacherConfig:
     """Requests in flight at a time."""
 
     def __post_init__(self) -> None:
-        if min(self.rows_per_request, self.concurrency) < 1 or self.retries < 0:
-            raise ValueError(
-                f"teacher: rows_per_request={self.rows_per_request}, concurrency={self.concurrency}, "
-                f"retries={self.retries}: the first two must be at least 1, the last 0 or more."
-            )
-        if not 0 < self.time_limit_s < math.inf:
-            raise ValueError(f"teacher.time_limit_s must be finite and above 0, got {self.time_limit_s}.")
+        check_at_least(1, "teacher", rows_per_request=self.rows_per_request, concurrency=self.concurrency)
+        check_at_least(0, "teacher", retries=self.retries)
+        check_within("(0, inf)", "teacher", time_limit_s=self.time_limit_s)
 
     @property
     def model(self) -> PolicyConfig:

@@ -85,24 +85,15 @@ def test_held_out_problems_reach_the_ranks_once_each_and_in_equal_numbers(world:
     assert sorted(real) == [-7, -6, -5, -4, -3, -2, -1]
 
 
-def test_val_prompts_limits_the_held_out_problems() -> None:
-    (batch,) = RolloutDataModule(Numbered(), val_prompts=3).val_dataloader()
-    assert _ids(batch) == [-1, -2, -3]
-
-
-def test_the_share_of_a_validation_is_that_of_its_batches() -> None:
+def test_a_validation_is_of_the_first_problems_and_its_share_that_of_its_batches() -> None:
     data = RolloutDataModule(Numbered(), val_prompts=5, val_batch_size=2)
+    assert [_ids(batch) for batch in data.val_dataloader()] == [[-1, -2], [-3, -4], [-5]]
     assert [data.held_out_share(batches) for batches in (0, 1, 2, 3, 9)] == [0, 2, 4, 5, 5]
-
-
-def test_a_source_without_held_out_problems_is_refused() -> None:
-    with pytest.raises(ValueError, match="no held-out problems"):
-        RolloutDataModule(Numbered(held_out=0)).val_dataloader()
 
 
 @pytest.mark.parametrize("argument", ["steps", "prompts_per_step", "val_batch_size"])
 def test_sizes_below_one_are_refused(argument: str) -> None:
-    with pytest.raises(ValueError, match=r"data\.\w+ must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=f"data needs {argument} >= 1, got 0"):
         RolloutDataModule(Numbered(), **{argument: 0})
 
 
@@ -126,9 +117,11 @@ def test_named_sets_follow_one_after_the_other() -> None:
     assert data.held_out_groups() == ["val", "val/more"]
 
 
-def test_a_named_set_alone_is_enough() -> None:
+def test_a_named_set_alone_is_enough_and_none_at_all_is_refused() -> None:
     data = RolloutDataModule(Numbered(held_out=0), validation_sets={"more": Numbered(held_out=2)})
     assert data.held_out_groups() == ["val/more"]
+    with pytest.raises(ValueError, match="no held-out problems"):
+        RolloutDataModule(Numbered(held_out=0)).val_dataloader()
 
 
 def test_problems_of_one_id_are_refused() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from grpo_pl.data.tasks.generated import GeneratedPrompts
+from grpo_pl.functional.argument_checks import check_within
 from grpo_pl.types import Problem
 
 
@@ -28,13 +29,14 @@ class ArithmeticPrompts(GeneratedPrompts):
     solutions: bool = False
     """Give each problem a column ``solution``: its calculation and its answer."""
 
+    MORE: ClassVar[str] = "use more digits than {digits}, another difficulty than {difficulty!r}, or a smaller batch."
+
     def __post_init__(self) -> None:
         if not 1 <= self.min_digits <= self.digits <= 9:
             raise ValueError(f"need 1 <= min_digits <= digits <= 9, got {self.min_digits} and {self.digits}.")
         if not self.operators or set(self.operators) - set("+-"):
             raise ValueError(f"operators must be made of '+' and '-', got {self.operators!r}.")
-        if not 0.0 <= self.scratchpad_share <= 1.0:
-            raise ValueError(f"scratchpad_share must lie in [0, 1], got {self.scratchpad_share}.")
+        check_within("[0, 1]", "data.source", scratchpad_share=self.scratchpad_share)
 
     def demonstration(self, prompt: Problem, rng: random.Random) -> str:
         a, operator, b = _parse(prompt.question)
@@ -56,9 +58,6 @@ class ArithmeticPrompts(GeneratedPrompts):
         """a+b and b+a are one problem."""
         a, operator, b = _parse(problem.question)
         return min(a, b), operator, max(a, b)
-
-    def how_to_get_more(self) -> str:
-        return f"use more digits than {self.digits}, another difficulty than {self.difficulty!r}, or a smaller batch."
 
 
 def worked_lines(problem: Problem) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement
 
 from grpo_pl.data.tasks.searches import Line, SearchPrompts, Step
+from grpo_pl.functional.argument_checks import check_within
 
 OPERATIONS = "+-*"
 
@@ -27,10 +28,8 @@ class CountdownPrompts(SearchPrompts):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 3 <= self.largest <= 50:
-            raise ValueError(f"largest must lie between 3 and 50, got {self.largest}.")
-        if not self.largest <= self.limit <= 999:
-            raise ValueError(f"limit must lie between largest ({self.largest}) and 999, got {self.limit}.")
+        check_within("[3, 50]", "data.source", largest=self.largest)
+        check_within(f"[{self.largest}, 999]", "data.source", limit=self.limit)
 
     @property
     def largest_target(self) -> int:

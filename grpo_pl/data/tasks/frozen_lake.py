@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from grpo_pl.data.tasks.generated import GeneratedPrompts
+from grpo_pl.functional.argument_checks import check_at_least, check_within
 from grpo_pl.types import Problem
 
 MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
@@ -30,15 +32,13 @@ class FrozenLakePrompts(GeneratedPrompts):
     longest_stroll: int = 10
     """Most moves of a demonstration that walks at random."""
 
+    MORE: ClassVar[str] = "raise size ({size}), change holes ({holes}), or ask for fewer."
+
     def __post_init__(self) -> None:
-        if not 2 <= self.size <= 7:  # the number of a map has to fit into 64 bits
-            raise ValueError(f"a lake needs a size between 2 and 7, got {self.size}.")
-        if not 0.0 <= self.holes < 1.0:
-            raise ValueError(f"holes must lie in [0, 1), got {self.holes}.")
-        if not 0.0 <= self.good_share <= 1.0:
-            raise ValueError(f"good_share must lie in [0, 1], got {self.good_share}.")
-        if self.longest_stroll < 1:
-            raise ValueError(f"longest_stroll must be at least 1, got {self.longest_stroll}.")
+        check_within("[2, 7]", "data.source", size=self.size)  # the number of a map has to fit into 64 bits
+        check_within("[0, 1)", "data.source", holes=self.holes)
+        check_within("[0, 1]", "data.source", good_share=self.good_share)
+        check_at_least(1, "data.source", longest_stroll=self.longest_stroll)
 
     def demonstrated_actions(self, prompt: Problem, rng: random.Random) -> list[str]:
         rows = prompt.columns["desc"]
@@ -60,9 +60,6 @@ class FrozenLakePrompts(GeneratedPrompts):
         rows = ["".join(tiles[i : i + self.size]) for i in range(0, last + 1, self.size)]
         found = Problem(id=identity, question="", answer="", columns={"desc": rows})
         return found if (0, 0) in _distances(rows) else None
-
-    def how_to_get_more(self) -> str:
-        return f"raise size ({self.size}), change holes ({self.holes}), or ask for fewer."
 
 
 def _distances(rows: Sequence[str]) -> dict[Field, int]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import random
-from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from grpo_pl.data.sources import PromptSource, is_of_part
 from grpo_pl.functional.sampling import row_key
@@ -28,6 +27,9 @@ class GeneratedPrompts(PromptSource):
     """Share of the training problems, by a hash, that a cold start shows; below 1 the rollouts ask the others alone, so
     that none is answered from memory."""
 
+    MORE: ClassVar[str] = "ask for fewer."
+    """Advice for a user whose settings give too few problems; names in braces are fields."""
+
     def candidates(self, split: Literal["train", "val"], *place: int, count: int) -> Iterator[Problem]:
         """Random problems of both splits, enough to find ``count`` of one among them; perhaps some more than once.
 
@@ -46,9 +48,9 @@ class GeneratedPrompts(PromptSource):
         """The key by which a problem is held out or not; equal for problems of which one gives the other away."""
         return (problem.id,)
 
-    @abstractmethod
     def how_to_get_more(self) -> str:
-        """Advice for a user whose settings give too few problems."""
+        """``MORE`` with the settings in it."""
+        return self.MORE.format(**vars(self))
 
     def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
         return self._distinct("train", step, attempt, count=count, least=count)

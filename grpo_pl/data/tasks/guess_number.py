@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from grpo_pl.data.tasks.generated import GeneratedPrompts
 from grpo_pl.environments.base import Player, Transition, text_of
+from grpo_pl.functional.argument_checks import check_within
 from grpo_pl.types import Problem
 
 
@@ -22,8 +23,7 @@ class GuessNumberPrompts(GeneratedPrompts):
     """Share of demonstrations that guess the middle of where the number can still be; the others count up from 1."""
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.halving_share <= 1.0:
-            raise ValueError(f"halving_share must lie in [0, 1], got {self.halving_share}.")
+        check_within("[0, 1]", "data.source", halving_share=self.halving_share)
 
     def demonstrated_actions(self, prompt: Problem, rng: random.Random) -> Player:
         halving = rng.random() < self.halving_share
@@ -36,6 +36,3 @@ class GuessNumberPrompts(GeneratedPrompts):
 
     def draw(self, rng: random.Random) -> Problem:
         return Problem(id=rng.getrandbits(48), question="", answer="")
-
-    def how_to_get_more(self) -> str:
-        return "ask for fewer."

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass
+from typing import ClassVar
 
 from grpo_pl.data.tasks.generated import GeneratedPrompts
+from grpo_pl.functional.argument_checks import check_within
 from grpo_pl.types import Problem
 
 SIGNS = {"add": "+", "minus": "-", "times": "*"}
@@ -26,11 +28,11 @@ class OneLinerPrompts(GeneratedPrompts):
     careless_share: float = 0.7
     """Share of demonstrations that leave out brackets."""
 
+    MORE: ClassVar[str] = "use more operations than {operations}, or ask for fewer."
+
     def __post_init__(self) -> None:
-        if not 1 <= self.operations <= 6:
-            raise ValueError(f"operations must lie between 1 and 6, got {self.operations}.")
-        if not 0.0 <= self.careless_share <= 1.0:
-            raise ValueError(f"careless_share must lie in [0, 1], got {self.careless_share}.")
+        check_within("[1, 6]", "data.source", operations=self.operations)
+        check_within("[0, 1]", "data.source", careless_share=self.careless_share)
 
     def demonstration(self, prompt: Problem, rng: random.Random) -> str:
         careless = rng.random() < self.careless_share
@@ -50,9 +52,6 @@ class OneLinerPrompts(GeneratedPrompts):
             tests.append(f"assert f({x}) == {value}")
         question = ", ".join(f"{word} {number}" for word, number in steps)
         return Problem(id=identity, question=question, answer=json.dumps(tests))
-
-    def how_to_get_more(self) -> str:
-        return f"use more operations than {self.operations}, or ask for fewer."
 
 
 def _parse(question: str) -> list[tuple[str, int]]:

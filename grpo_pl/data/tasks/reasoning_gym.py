@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from grpo_pl.data.cells import normal_question
 from grpo_pl.data.tasks.generated import HELD_OUT_SHARE, GeneratedPrompts
 from grpo_pl.data.tasks.worked import worked
+from grpo_pl.functional.argument_checks import check_within
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.rewards.sandbox.gym_entry import GymProblem, check_task, pack, unpack
 from grpo_pl.types import Problem
@@ -33,9 +34,10 @@ class ReasoningGymPrompts(GeneratedPrompts):
     """Share of demonstrations with the work written out, where there is any to show (``grpo_pl.data.tasks.worked``);
     the others give the answer straight away."""
 
+    MORE: ClassVar[str] = "widen data.source.settings ({settings}) of {task!r} or ask for fewer."
+
     def __post_init__(self) -> None:
-        if not 0.0 <= self.worked_share <= 1.0:
-            raise ValueError(f"worked_share must lie in [0, 1], got {self.worked_share}.")
+        check_within("[0, 1]", "data.source", worked_share=self.worked_share)
         self._entries(0, 1)
 
     def demonstration(self, prompt: Problem, rng: random.Random) -> str | None:
@@ -56,9 +58,6 @@ class ReasoningGymPrompts(GeneratedPrompts):
     def identity(self, problem: Problem) -> tuple[str]:
         """Questions that differ in case or spaces alone are one problem, as for the check of overlaps."""
         return (normal_question(problem.question),)
-
-    def how_to_get_more(self) -> str:
-        return f"widen data.source.settings ({self.settings}) of {self.task!r} or ask for fewer."
 
     def _entries(self, start: int, size: int) -> Iterator[dict[str, Any]]:
         check_task(self.task, self.settings)

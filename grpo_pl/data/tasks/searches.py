@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from grpo_pl.data.rows import permuted
 from grpo_pl.data.sources import PromptSource
+from grpo_pl.functional.argument_checks import check_within
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.types import Problem
 
@@ -67,9 +68,7 @@ class SearchPrompts(PromptSource):
     _listed: dict[Split, list[Puzzle]] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("give_up", "unlucky"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}.")
+        check_within("[0, 1]", "data.source", give_up=self.give_up, unlucky=self.unlucky)
 
     @property
     @abstractmethod

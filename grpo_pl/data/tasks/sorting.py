@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import ClassVar
 
 from grpo_pl.data.tasks.generated import GeneratedPrompts
+from grpo_pl.functional.argument_checks import check_within
 from grpo_pl.types import Problem
 
 
@@ -19,11 +21,11 @@ class SortingPrompts(GeneratedPrompts):
     symbols: int = 10
     """Number of different digits: 0 … ``symbols`` − 1."""
 
+    MORE: ClassVar[str] = "raise length ({length}) or symbols ({symbols}), or ask for fewer."
+
     def __post_init__(self) -> None:
-        if not 2 <= self.length <= 12:
-            raise ValueError(f"sorting needs a length between 2 and 12, got {self.length}.")
-        if not 2 <= self.symbols <= 10:
-            raise ValueError(f"sorting needs between 2 and 10 symbols, got {self.symbols}.")
+        check_within("[2, 12]", "data.source", length=self.length)
+        check_within("[2, 10]", "data.source", symbols=self.symbols)
 
     def demonstration(self, prompt: Problem, rng: random.Random) -> str:
         return prompt.answer.replace(" ", "")
@@ -33,6 +35,3 @@ class SortingPrompts(GeneratedPrompts):
         digits = [rng.randrange(self.symbols) for _ in range(self.length)]
         question = "".join(map(str, digits))
         return Problem(id=int(question), question=question, answer=" ".join(map(str, sorted(digits))))
-
-    def how_to_get_more(self) -> str:
-        return f"raise length ({self.length}) or symbols ({self.symbols}), or ask for fewer."

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from grpo_pl.data.tasks.searches import Line, SearchPrompts, Step
+from grpo_pl.functional.argument_checks import check_within
 
 
 @dataclass(kw_only=True)
@@ -24,10 +25,8 @@ class SubsetSumPrompts(SearchPrompts):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 3 <= self.size <= 6:
-            raise ValueError(f"size must lie between 3 and 6, got {self.size}.")
-        if not self.size <= self.largest <= 16:
-            raise ValueError(f"largest must lie between size ({self.size}) and 16, got {self.largest}.")
+        check_within("[3, 6]", "data.source", size=self.size)
+        check_within(f"[{self.size}, 16]", "data.source", largest=self.largest)
 
     @property
     def largest_target(self) -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import ClassVar
 
 from grpo_pl.data.tasks.generated import GeneratedPrompts
+from grpo_pl.functional.argument_checks import check_within
 from grpo_pl.types import Problem
 
 
@@ -25,13 +27,13 @@ class SumPrompts(GeneratedPrompts):
     tool: str = "calc"
     """The tag that calls the tool."""
 
+    MORE: ClassVar[str] = "use more digits than {digits} or terms than {terms}, or ask for fewer."
+
     def __post_init__(self) -> None:
-        if not 2 <= self.terms <= 6:
-            raise ValueError(f"sums need between 2 and 6 terms, got {self.terms}.")
+        check_within("[2, 6]", "data.source", terms=self.terms)
         if not self.digits >= 1 or self.terms * self.digits > 18:  # the number of a sum has to fit into 64 bits
             raise ValueError(f"sums need 1 digit or more and terms * digits <= 18, got {self.terms} * {self.digits}.")
-        if not 0.0 <= self.tool_share <= 1.0:
-            raise ValueError(f"tool_share must lie in [0, 1], got {self.tool_share}.")
+        check_within("[0, 1]", "data.source", tool_share=self.tool_share)
 
     def demonstrated_actions(self, prompt: Problem, rng: random.Random) -> list[str]:
         answer = f"<answer>\\boxed{{{prompt.answer}}}</answer>"
@@ -48,6 +50,3 @@ class SumPrompts(GeneratedPrompts):
     def identity(self, problem: Problem) -> tuple[str, ...]:
         """The sorted terms: a sum and its reorderings have one answer, so they are held out together."""
         return tuple(sorted(problem.question.rstrip("=").split("+")))
-
-    def how_to_get_more(self) -> str:
-        return f"use more digits than {self.digits} or terms than {self.terms}, or ask for fewer."

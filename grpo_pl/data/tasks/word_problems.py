@@ -6,7 +6,7 @@ import operator
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from grpo_pl.data.tasks.generated import GeneratedPrompts
 from grpo_pl.data.tasks.wordings import (
@@ -19,6 +19,7 @@ from grpo_pl.data.tasks.wordings import (
     TWO_STEPS,
     Wording,
 )
+from grpo_pl.functional.argument_checks import check_choice, check_within
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.types import Problem
 
@@ -27,6 +28,7 @@ PRONOUNS = {
     "he": {"they": "he", "They": "He", "them": "him", "their": "his"},
 }
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
+HeldOut = Literal["numbers", "wordings", "two_step"]
 WORDINGS = {"numbers": ONE_STEP, "wordings": HELD_OUT, "two_step": TWO_STEPS}
 """Wordings of the held-out problems."""
 DEFAULT_HELD_OUT = 400
@@ -51,7 +53,7 @@ class WordProblems(GeneratedPrompts):
     by ``; ``), and ``wording``, its verb.
     """
 
-    held_out: Literal["numbers", "wordings", "two_step"] = "numbers"
+    held_out: HeldOut = "numbers"
     """Kind of held-out problems, all with numbers that training never uses: one step in the wordings of
     training, one step in other wordings with other names and things, or two steps in the wordings of training."""
     two_step_share: float = 0.25
@@ -65,18 +67,16 @@ class WordProblems(GeneratedPrompts):
     boxed: bool = False
     r"""Demonstrations end in ``The answer is \boxed{40}.``, else in ``The answer is 40.``"""
 
+    MORE: ClassVar[str] = "raise largest ({largest}) or table ({table}), or ask for fewer."
+
     def __post_init__(self) -> None:
-        if self.held_out not in ("numbers", "wordings", "two_step"):
-            raise ValueError(f"held_out must be numbers, wordings or two_step, got {self.held_out!r}.")
-        if not 0.0 <= self.two_step_share <= 1.0:
-            raise ValueError(f"two_step_share must lie in [0, 1], got {self.two_step_share}.")
+        check_choice("held_out", self.held_out, HeldOut)
+        check_within("[0, 1]", "data.source", two_step_share=self.two_step_share)
         lacking = [kind for kind, wordings in WORDINGS.items() if not self._wordings(wordings)]
         if lacking or not set(self.operations) <= OPERATIONS.keys():
             raise ValueError(f"operations must be some of + - * /, + or - among them, got {self.operations!r}.")
-        if not 10 <= self.largest <= 1000:
-            raise ValueError(f"largest must lie between 10 and 1000, got {self.largest}.")
-        if not 5 <= self.table <= 30:
-            raise ValueError(f"table must lie between 5 and 30, got {self.table}.")
+        check_within("[10, 1000]", "data.source", largest=self.largest)
+        check_within("[5, 30]", "data.source", table=self.table)
 
     def demonstration(self, prompt: Problem, rng: random.Random) -> str:
         answer = rf"\boxed{{{prompt.answer}}}" if self.boxed else prompt.answer
@@ -105,9 +105,6 @@ class WordProblems(GeneratedPrompts):
 
     def is_held_out(self, problem: Problem) -> bool:
         return all(self._is_held_out(step) for step in _read(problem.columns["steps"]))
-
-    def how_to_get_more(self) -> str:
-        return f"raise largest ({self.largest}) or table ({self.table}), or ask for fewer."
 
     def _wordings(self, wordings: Sequence[Wording]) -> list[Wording]:
         return [wording for wording in wordings if set(wording.steps) <= set(self.operations)]
