@@ -110,28 +110,23 @@ def completion_logprobs(
 def update_scores(
     model: PreTrainedModel,
     *,
-    prompt_ids: Tensor,
-    prompt_mask: Tensor,
-    completion_ids: Tensor,
-    completion_mask: Tensor,
-    action_mask: Tensor | None = None,
-    segment_index: Tensor | None = None,
+    temperature: float,
     support: Tensor | None = None,
     top_ids: Tensor | None = None,
     teacher: TaughtTokens | None = None,
-    temperature: float,
+    **rows: Tensor,
 ) -> UpdateScores:
     """`completion_logprobs` with entropies, and at each token that the policy wrote the divergence from a teacher's
     whole distribution, differentiable likewise, and the log-probabilities of further tokens; a model whose head runs in
     chunks never stores all logits, nor the teacher's.
 
     Args:
-        support: as there, like the rows; the divergence is that of the whole distributions.
+        rows: the fields of `packing.Rows`, as there.
+        support: likewise; the divergence is that of the whole distributions.
         top_ids: (B, T, K), see ``functional.logprobs.top_logprobs``.
         teacher: its N tokens are those that the policy wrote, row after row, as `completion_states` gives them.
     """
-    rows = Rows(prompt_ids, prompt_mask, completion_ids, completion_mask, action_mask, segment_index)
-    columns = _score(model, rows, _Options(temperature, True, teacher, support, top_ids))
+    columns = _score(model, Rows(**rows), _Options(temperature, True, teacher, support, top_ids))
     scored = columns if top_ids is None else columns[: -top_ids.shape[2]]
     return UpdateScores(
         logprobs=scored[0],
@@ -142,18 +137,9 @@ def update_scores(
 
 
 @torch.no_grad()
-def completion_states(
-    model: PreTrainedModel,
-    *,
-    prompt_ids: Tensor,
-    prompt_mask: Tensor,
-    completion_ids: Tensor,
-    completion_mask: Tensor,
-    action_mask: Tensor | None = None,
-    segment_index: Tensor | None = None,
-) -> tuple[Tensor, Head]:
+def completion_states(model: PreTrainedModel, **rows: Tensor) -> tuple[Tensor, Head]:
     """The inputs (N, H) of the LM head at the N tokens that the policy wrote, row after row, and a copy of that head,
-    which is whole where the model is sharded.
+    which is whole where the model is sharded; ``rows`` are the fields of `packing.Rows`.
 
     Raises:
         ValueError: the model's logits are more than a linear head's.
@@ -164,7 +150,6 @@ def completion_states(
             f"{type(model).__name__} makes more of its head's output than logits, so that its whole distribution "
             "cannot be taken in chunks: set model.algorithm.supervision: token and distillation: none."
         )
-    rows = Rows(prompt_ids, prompt_mask, completion_ids, completion_mask, action_mask, segment_index)
     head, copies = model.get_output_embeddings(), list[Head]()
 
     def states(hidden: Tensor) -> Tensor:
@@ -172,7 +157,7 @@ def completion_states(
         return hidden
 
     with FastLinear():
-        found = _with_head(model, rows, states, packed=mode == "packed")
+        found = _with_head(model, Rows(**rows), states, packed=mode == "packed")
     return found, copies[0]
 
 
