@@ -5,11 +5,13 @@ import io
 import os
 import pickle
 from collections import ChainMap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint import FileSystemWriter, save
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 from grpo_pl.distributed.strategy import CheckpointFiles
@@ -98,22 +100,31 @@ def test_a_sharded_checkpoint_reads_back_like_a_file(tmp_path: Path) -> None:
     ]
 
 
-def test_a_malicious_file_is_refused_and_not_executed(tmp_path: Path) -> None:
-    path = tmp_path / "evil.ckpt"
-    torch.save({**STATE, "callbacks": Bomb(tmp_path / "trace")}, path)
-    with pytest.raises(CheckpointError, match="refused"):
-        read_checkpoint(path)
-    path.write_bytes(pickle.dumps(Bomb(tmp_path / "trace")))
-    with pytest.raises(CheckpointError, match="refused"):
-        read_checkpoint(path)
-    assert not (tmp_path / "trace").exists()
+def _saved(folder: Path, bomb: Bomb) -> Path:
+    torch.save({**STATE, "callbacks": bomb}, folder / "evil.ckpt")
+    return folder / "evil.ckpt"
 
 
-def test_a_malicious_index_of_a_sharded_checkpoint_is_refused_and_not_executed(tmp_path: Path) -> None:
-    path = _sharded(tmp_path)
-    (path / ".metadata").write_bytes(pickle.dumps(Bomb(tmp_path / "trace")))
-    with pytest.raises(CheckpointError, match="refused: reading it could run code"):
-        read_sharded(path)
+def _pickled(folder: Path, bomb: Bomb) -> Path:
+    (folder / "evil.ckpt").write_bytes(pickle.dumps(bomb))
+    return folder / "evil.ckpt"
+
+
+def _index(folder: Path, bomb: Bomb) -> Path:
+    (_sharded(folder) / ".metadata").write_bytes(pickle.dumps(bomb))
+    return checkpoint_path(folder, 3)
+
+
+def _listed(folder: Path, bomb: Bomb) -> Path:
+    save({"state_dict": bomb}, storage_writer=FileSystemWriter(str(_sharded(folder))), no_dist=True)
+    return checkpoint_path(folder, 3)
+
+
+@pytest.mark.parametrize("planted", [_saved, _pickled, _index, _listed])
+def test_what_could_run_code_is_refused_and_not_executed(tmp_path: Path, planted: Callable[[Path, Bomb], Path]) -> None:
+    path = planted(tmp_path, Bomb(tmp_path / "trace"))
+    with pytest.raises(CheckpointError, match=r"is refused: .*could\s+run code"):
+        read_checkpoint(path)
     assert not (tmp_path / "trace").exists()
 
 
@@ -139,16 +150,6 @@ def test_of_attributes_an_index_may_name_the_members_of_enumerations_alone(tmp_p
     (path / ".metadata").write_bytes(pickle.dumps(Attribute(Metadata, "__init__")))
     with pytest.raises(CheckpointError, match="refused: reading it could run code"):
         read_sharded(path)
-
-
-def test_pickled_objects_listed_in_a_sharded_checkpoint_are_refused(tmp_path: Path) -> None:
-    from torch.distributed.checkpoint import FileSystemWriter, save
-
-    path = _sharded(tmp_path)
-    save({"state_dict": Bomb(tmp_path / "trace")}, storage_writer=FileSystemWriter(str(path)), no_dist=True)
-    with pytest.raises(CheckpointError, match="refused: reading it could run code"):
-        read_sharded(path)
-    assert not (tmp_path / "trace").exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80", b"not a checkpoint", b"PK\x03\x04" + bytes(100)])
