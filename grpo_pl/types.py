@@ -11,6 +11,7 @@ Completions of one prompt are neighbours: row ``p * G + g`` is sample ``g`` of p
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -272,11 +273,7 @@ class ThoughtEnd:
             return 0
         if not self._over(tokens):
             return None
-        low, high = 0, len(tokens)  # not over, over
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._over(tokens[:middle]) else (middle, high)
-        return high
+        return bisect_left(range(len(tokens)), True, lo=1, key=lambda length: self._over(tokens[:length]))
 
     def _over(self, tokens: Sequence[int]) -> bool:
         return self.marker in self.prefix + self.tokenizer.decode(list(tokens), skip_special_tokens=False)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts, worked_lines
 from grpo_pl.files.rows import Row, parsed_lines
-from grpo_pl.functional.argument_checks import check_at_least
+from grpo_pl.functional.argument_checks import check_at_least, check_within
 from grpo_pl.functional.sampling import row_key
 
 
@@ -81,41 +82,35 @@ class PreferenceFile(PairSource):
     """File of held-out pairs; null holds out ``val_share`` of the prompts of ``path``."""
     val_share: float = 0.1
     """Share of the prompts that is held out, chosen by a hash of the prompt."""
-    _read: tuple[list[Preference], list[Preference]] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.val_share < 1.0:
-            raise ValueError(f"data.pairs.val_share must lie between 0 and 1, got {self.val_share}.")
+        check_within("(0, 1)", "data.pairs", val_share=self.val_share)
 
     def training(self) -> list[Preference]:
-        return self._split()[0]
+        return self._parts[0]
 
     def held_out(self) -> list[Preference]:
-        return self._split()[1]
+        return self._parts[1]
 
-    def _split(self) -> tuple[list[Preference], list[Preference]]:
-        if self._read is None:
-            train, held_out = read_preferences(self.path), list[Preference]()
-            if self.val_path is not None:
-                held_out = read_preferences(self.val_path)
-                if shared := {pair.prompt for pair in train} & {pair.prompt for pair in held_out}:
-                    raise ValueError(
-                        f"{len(shared)} prompts of {self.val_path} are in {self.path} as well, such as "
-                        f"{min(shared)[:60]!r}: hold out others."
-                    )
-            else:
-                parts: tuple[list[Preference], list[Preference]] = ([], [])
-                for pair in train:
-                    parts[row_key("held out", pair.prompt) % 10_000 < 10_000 * self.val_share].append(pair)
-                train, held_out = parts
-            for what, part, path in (
-                ("training", train, self.path),
-                ("held-out", held_out, self.val_path or self.path),
-            ):
-                if not part:
-                    raise ValueError(f"{path} holds no {what} pairs: add some, or change val_share or val_path.")
-            self._read = train, held_out
-        return self._read
+    @cached_property
+    def _parts(self) -> tuple[list[Preference], list[Preference]]:
+        parts: tuple[list[Preference], list[Preference]] = ([], [])
+        for pair in read_preferences(self.path):
+            chosen = row_key("held out", pair.prompt) % 10_000 < 10_000 * self.val_share
+            parts[chosen and self.val_path is None].append(pair)
+        if self.val_path is not None:
+            parts[1].extend(read_preferences(self.val_path))
+            if shared := {pair.prompt for pair in parts[0]} & {pair.prompt for pair in parts[1]}:
+                raise ValueError(
+                    f"{len(shared)} prompts of {self.val_path} are in {self.path} as well, such as "
+                    f"{min(shared)[:60]!r}: hold out others."
+                )
+        for what, part, path in zip(
+            ("training", "held-out"), parts, (self.path, self.val_path or self.path), strict=True
+        ):
+            if not part:
+                raise ValueError(f"{path} holds no {what} pairs: add some, or change val_share or val_path.")
+        return parts
 
 
 @dataclass(kw_only=True)

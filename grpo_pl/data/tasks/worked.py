@@ -30,7 +30,8 @@ def worked(task: str, metadata: Metadata) -> str:
     if "answer_cot" in metadata:  # gsm_symbolic
         return str(metadata["answer_cot"]).rsplit("####", 1)[0]
     if "states" in metadata:  # of string_manipulation, string_splitting, string_synthesis
-        return "".join(f"{shown(state)}\n" for state in metadata["states"])
+        states = (state if isinstance(state, str) else " ".join(map(str, state)) for state in metadata["states"])
+        return "".join(f"{state}\n" for state in states)
     known = _WORK.get(task)
     return "" if known is None else "".join(f"{line}\n" for line in known(metadata))
 
@@ -233,16 +234,6 @@ def _divided(number: int, divisor: int) -> list[str]:
 # --- words, letters and lists ---------------------------------------------------------------------------------------
 
 
-def shown(state: str | Sequence[object]) -> str:
-    """A state of a machine: a text as it is, a list with spaces between."""
-    return state if isinstance(state, str) else " ".join(map(str, state))
-
-
-def numbered(word: str) -> list[str]:
-    """Every letter with its place: ``sun`` to ``s1``, ``u2``, ``n3``."""
-    return [f"{letter}{place}" for place, letter in enumerate(word, 1)]
-
-
 def deciphered(rotation: int, cipher: str, clear: str) -> list[str]:
     """The rotation, then every letter with the one that it stands for, a word a line: ``IFZ NF`` to ``1``, ``IHFEZY``,
     ``NMFE``."""
@@ -274,11 +265,6 @@ def needed(note: str, magazine: str) -> list[str]:
     return [f"{letter}{note.count(letter)}/{magazine.count(letter)}" for letter in dict.fromkeys(note)]
 
 
-def paired(first: str, second: str) -> str:
-    """The letters of two words side by side: ``odd``, ``egg`` to ``oe dg dg``."""
-    return " ".join(map("".join, zip(first, second, strict=False)))
-
-
 def legs(animals: Mapping[str, int]) -> list[str]:
     """Legs of each kind and of all so far: two birds and an ant as ``2*2=4, 4``, ``1*6=6, 10``."""
     from reasoning_gym.arithmetic.leg_counting import ANIMALS  # type: ignore[import-untyped]
@@ -299,7 +285,7 @@ _WORK: dict[str, Callable[[Metadata], list[str]]] = {
     "decimal_chain_sum": lambda entry: running_totals(entry["expression"]),
     "fraction_simplification": lambda entry: divided_out(entry["numerator"], entry["denominator"]),
     "gcd": lambda entry: common_factors(entry["numbers"]),
-    "isomorphic_strings": lambda entry: [paired(*entry["words"])],
+    "isomorphic_strings": lambda entry: [" ".join(map("".join, zip(*entry["words"], strict=False)))],  # oe dg dg
     "lcm": lambda entry: common_multiple(entry["numbers"]),
     "leg_counting": lambda entry: legs(entry["animals"]),
     "letter_counting": lambda entry: [counted(" ".join(entry["span"]), entry["target_letter"])],
@@ -309,7 +295,7 @@ _WORK: dict[str, Callable[[Metadata], list[str]]] = {
     "products": lambda entry: long_product(entry["expression"]),
     "ransom_note": lambda entry: needed(entry["ransom_note"], entry["magazine"]),
     "simple_equations": lambda entry: isolated(entry["equation"]),
-    "spell_backward": lambda entry: numbered(entry["word"]),
+    "spell_backward": lambda entry: [f"{letter}{n}" for n, letter in enumerate(entry["word"], 1)],  # s1, u2, n3
     "word_sequence_reversal": lambda entry: [f"{n} {word}" for n, word in enumerate(entry["words"], 1)],
     "word_sorting": lambda entry: inserted(entry["transformed_words"], entry["sorted_words"]),
 }
