@@ -1,6 +1,5 @@
 """Data sets that ask with conversations, and data sets without gold answers."""
 
-import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,18 +7,10 @@ from typing import Any
 
 import pytest
 import yaml
-from transformers import PreTrainedTokenizerBase
 
 from grpo_pl.data.json_lines import JsonLinesPrompts
 from grpo_pl.data.rows import RowPrompts
 from grpo_pl.data.tables import TablePrompts
-from grpo_pl.policy.template import PromptTemplate
-from grpo_pl.types import Problem
-
-CHAT = (
-    "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% endif %}"
-)
 
 
 def said(*turns: tuple[str, str]) -> list[dict[str, str]]:
@@ -33,7 +24,7 @@ def test_a_column_of_messages_is_read_as_a_conversation(kind: type[RowPrompts], 
     first, second = kind(path=file, question="prompt", val_share=0.0).problems("train")
     assert (first.question, first.messages) == ("1+1=", tuple(one))
     assert (second.question, second.messages) == ("user: Hi\n\nassistant: Yes?\n\nuser: 2+2=", tuple(two))
-    assert "prompt" not in first.columns
+    assert "prompt" not in first.columns and first.asked == tuple(one)
 
 
 @pytest.mark.parametrize(
@@ -62,26 +53,6 @@ def test_conversations_with_one_question_are_held_out_together(jsonl: Callable[.
     source = JsonLinesPrompts(path=jsonl(rows), question="prompt", val_share=0.3)
     train, val = ({prompt.question for prompt in source.problems(split)} for split in ("train", "val"))
     assert val and train and not train & val
-
-
-def test_a_conversation_goes_through_the_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    chatty = copy.deepcopy(tokenizer)
-    chatty.chat_template = CHAT
-    template = PromptTemplate(system="Think.", user="{question} Box it.", prefill="<think>")
-    talk = tuple(said(("user", "Hi"), ("assistant", "Yes?"), ("user", "2+2=")))
-    rendered = template.render(talk, chatty)
-    assert rendered == "[system]Think.[user]Hi[assistant]Yes?[user]2+2= Box it.[assistant]<think>"
-    own = tuple(said(("system", "Add."), ("user", "2+2=")))
-    assert template.render(own, chatty) == "[system]Add.[user]2+2= Box it.[assistant]<think>"
-    assert template.render(own, tokenizer) == "Add.\n\n2+2= Box it.<think>"
-    with pytest.raises(ValueError, match="a conversation of 3 turns needs a chat template"):
-        template.render(talk, tokenizer)
-
-
-def test_what_is_asked_is_the_conversation_where_there_is_one() -> None:
-    talk = tuple(said(("user", "1+1=")))
-    assert Problem(id=1, question="1+1=", answer="2").asked == "1+1="
-    assert Problem(id=1, question="1+1=", answer="2", messages=talk).asked == talk
 
 
 def test_a_missing_answer_column_says_how_to_do_without(jsonl: Callable[..., str]) -> None:

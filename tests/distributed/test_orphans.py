@@ -19,7 +19,7 @@ RANK = """
 import sys, time
 from grpo_pl.distributed import orphans
 {before}
-orphans.LOOK_EVERY_S = 0.1
+orphans.LOOK_EVERY_S = 0.05
 orphans.end_with_launcher()
 open(sys.argv[1], "w").write("ready")
 {busy}
@@ -30,7 +30,7 @@ child = subprocess.Popen(sys.argv[2:])
 open(sys.argv[1], "w").write(str(child.pid))
 time.sleep(600)
 """
-TEN_LOOKS = 1.0
+TEN_LOOKS = 0.5
 """Seconds in which a rank of these tests looks ten times for its launcher."""
 SLEEP = "time.sleep(600)"
 COMPUTE = "while True: sum(range(10_000_000))"

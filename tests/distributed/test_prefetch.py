@@ -18,30 +18,20 @@ def _assert_nearly_equal(ours: list[dict[str, str]], theirs: list[dict[str, str]
                 assert float(mine[key]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), (key, other["step"])
 
 
-@pytest.mark.parametrize("name", ["ddp", pytest.param("fsdp", marks=SLOW)])
+@SLOW  # from a checkpoint on by default: below
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
 @pytest.mark.parametrize("kind", ["ahead", "in_parts"])
 def test_samples_and_metrics_are_those_of_one_process(
     completed: Calls, feature: Calls, read_metrics: Calls, kind: str, name: str
 ) -> None:
     ours, single = completed(name, feature(kind)), completed("single", feature(kind))
     assert ours.samples() == single.samples()
-    rows = read_metrics(ours.metrics)
-    _assert_nearly_equal(rows, read_metrics(single.metrics))
-    trained = [row for row in rows if "loss" in row]
-    if kind == "ahead":
-        assert [float(row["sampling/staleness"]) for row in trained] == [0, 1, 2, 2, 2]
-        assert max(float(row["sampling/sync_error"]) for row in trained) < 1e-5
-    else:
-        assert any(float(row["rollout/carried_completions"]) > 0 for row in trained)
+    _assert_nearly_equal(read_metrics(ours.metrics), read_metrics(single.metrics))
 
 
 @pytest.mark.parametrize(
     ("kind", "before", "after"),
-    [
-        ("ahead", "single", "fsdp"),
-        pytest.param("ahead", "ddp", "single", marks=SLOW),
-        ("in_parts", "single", "ddp"),
-    ],
+    [("ahead", "single", "fsdp"), pytest.param("ahead", "ddp", "single", marks=SLOW), ("in_parts", "single", "ddp")],
 )
 def test_what_a_checkpoint_holds_goes_on_in_another_number_of_processes(
     completed: Calls,
@@ -54,11 +44,18 @@ def test_what_a_checkpoint_holds_goes_on_in_another_number_of_processes(
     after: str,
 ) -> None:
     whole = completed(before, feature(kind))
-    resumed = whole.copy_until(2, tmp_path / "runs")
+    resumed = whole.copy_until(3, tmp_path / "runs")
     flags = [f"--config={feature(kind)}", *STRATEGIES[after], "--resume"]
     command(tmp_path / "runs", "fit", *flags, world=1 if after == "single" else 2)
-    assert resumed.samples() == [row for row in whole.samples() if row[0] >= 2]
-    _assert_nearly_equal(read_metrics(resumed.metrics), read_metrics(whole.metrics))
+    assert resumed.samples() == [row for row in whole.samples() if row[0] >= 3]
+    rows = read_metrics(resumed.metrics)
+    _assert_nearly_equal(rows, read_metrics(whole.metrics))
+    trained = [row for row in rows if "loss" in row]
+    if kind == "ahead":
+        assert [float(row["sampling/staleness"]) for row in trained] == [0, 1, 2, 2, 2]
+        assert max(float(row["sampling/sync_error"]) for row in trained) < 1e-5
+    else:
+        assert any(float(row["rollout/carried_completions"]) > 0 for row in trained)
 
 
 def test_what_no_checkpoint_may_hold_ends_all_processes_before_they_exchange_anything(

@@ -1,14 +1,12 @@
 """The watch among several processes: the first one looks, none waits for another, and a resume is exact."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 
-from grpo_pl.files.checkpoints import remove, rollouts_of
 from grpo_pl.files.rows import read_rows
 from grpo_pl.files.sharded_checkpoints import read_checkpoint
-from tests.distributed.conftest import Calls
+from tests.distributed.conftest import Calls, Run
 
 WATCHED = """
 trainer: {limit_val_batches: 0}
@@ -40,11 +38,7 @@ def test_one_of_two_processes_watches_and_a_resume_goes_on(
     drift = float(rows[-1]["watch/length_drift"])
     assert abs(drift - (lengths[-1] / (sum(lengths[:2]) / 2) - 1)) < 1e-9
 
-    shutil.copytree(whole, tmp_path / "resumed" / "five", symlinks=True)
-    resumed = tmp_path / "resumed" / "five"
-    for path in resumed.glob("checkpoints/rollout-*.ckpt"):
-        if rollouts_of(path) > 1:
-            remove(path)
+    resumed = Run(whole).copy_until(1, tmp_path / "resumed").path
     (resumed / "suspicious.jsonl").write_text("{}\n")  # as if something had come after the checkpoint
     command(tmp_path / "resumed", "fit", *flags, "--resume")
     assert read_metrics(resumed / "metrics.csv") == rows

@@ -110,10 +110,11 @@ def test_a_file_system_without_locks_is_said_and_no_obstacle(tmp_path: Path, mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_is_going_on_is_not_gone_on_with_twice(command_line: Any) -> None:
-    config = command_line.config("busy", data__steps=1)
-    assert command_line("fit", "--config", config).status == 0
+def test_a_run_holds_its_lock_while_it_trains_and_is_not_gone_on_with_twice(command_line: Any) -> None:
+    callback = {"class_path": "user_parts.Meddling"}
+    config = command_line.config("busy", data__steps=1, trainer={"accelerator": "cpu", "callbacks": [callback]})
     run = command_line.runs / "busy"
+    assert f"{run} is in use by process {os.getpid()}" in command_line.done("fit", "--config", config).err
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     with _holder(run) as process:
         outcome = command_line("fit", "--config", config, "--resume", "--data.steps=2")
@@ -124,13 +125,6 @@ def test_a_run_that_is_going_on_is_not_gone_on_with_twice(command_line: Any) -> 
         assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} | {run: 0} == before | {run: 0}
     assert command_line("fit", "--config", config, "--resume", "--data.steps=2").status == 0
     assert not (run / ".lock").exists()
-
-
-def test_a_run_holds_its_lock_while_it_trains(command_line: Any) -> None:
-    callback = {"class_path": "user_parts.Meddling"}
-    config = command_line.config("held", data__steps=1, trainer={"accelerator": "cpu", "callbacks": [callback]})
-    outcome = command_line.done("fit", "--config", config)
-    assert f"{command_line.runs / 'held'} is in use by process {os.getpid()}" in outcome.err
 
 
 def test_who_comes_to_a_block_later_waits_until_it_is_through(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The tokens of many turns, with and without a chat template; real ones are those that come with TRL."""
 
-import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,15 +69,15 @@ def test_messages_of_tools_are_written_as_the_template_has_them() -> None:
         assert "<tool_response>\n84\n</tool_response>" in text and text.endswith("assistant\n")
 
 
-@pytest.mark.parametrize(("name", "role"), [("qwen3", "user"), ("qwen3_5_think", "user"), ("glm4moe", "user")])
-def test_a_template_that_rewrites_earlier_turns_is_refused_by_its_name(name: str, role: str) -> None:
-    with pytest.raises(ValueError, match=rf"^the chat template of '{name}' writes earlier turns differently"):
-        dialogue(chatty(name)).check(role)
-
-
-@pytest.mark.parametrize(("name", "role"), [("gemma3", "tool"), ("gptoss", "tool")])
-def test_a_role_that_a_template_refuses_is_one_clear_error(name: str, role: str) -> None:
-    with pytest.raises(ValueError, match=rf"the chat template of '{name}' refuses messages of tool"):
+@pytest.mark.parametrize(
+    ("name", "role", "told"),
+    [
+        *((name, "user", "writes earlier turns differently") for name in ("qwen3", "qwen3_5_think", "glm4moe")),
+        *((name, "tool", "refuses messages of tool") for name in ("gemma3", "gptoss")),
+    ],
+)
+def test_a_template_that_cannot_write_episodes_is_refused_by_its_name(name: str, role: str, told: str) -> None:
+    with pytest.raises(ValueError, match=rf"^the chat template of '{name}' {told}"):
         dialogue(chatty(name)).check(role)
 
 
@@ -176,12 +175,6 @@ def test_a_prompt_of_several_turns_is_written_without_a_chat_template_like_an_ep
 def test_the_question_goes_through_the_users_template_with_its_observation(tokenizer: PreTrainedTokenizerBase) -> None:
     talk = dialogue(tokenizer, system="Walk.", user="Map:\n{question}\nMove:")
     assert tokenizer.decode(talk.prompt_ids("", "@F")) == "Walk.\n\nMap:\n@F\nMove:"
-
-
-def test_nothing_of_the_tokenizer_is_changed(tokenizer: PreTrainedTokenizerBase) -> None:
-    before = copy.deepcopy(tokenizer.get_vocab())
-    dialogue(tokenizer).observation_ids("84", None)
-    assert tokenizer.get_vocab() == before
 
 
 @pytest.mark.parametrize(("field", "text"), [("observation", "nothing"), ("tools", "none")])

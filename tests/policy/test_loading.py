@@ -84,19 +84,11 @@ def test_dropout_is_off_so_that_two_forwards_in_training_mode_agree(tmp_path: Pa
     config = GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=2, n_head=2)
     assert config.resid_pdrop > 0
     GPT2LMHeadModel(config).save_pretrained(tmp_path)
-    tokenizer = load_tokenizer(PolicyConfig(from_scratch=SCRATCH))
-    model = load_model(PolicyConfig(path=str(tmp_path)), tokenizer)
-    ids = torch.tensor([[1, 2, 3, 4]])
-    assert model.training
-    assert torch.equal(model(ids).logits, model(ids).logits)
-
-
-def test_attention_dropout_of_a_config_is_off_too() -> None:
-    policy = PolicyConfig(from_scratch={**SCRATCH, "attention_dropout": 0.5})
-    tokenizer = load_tokenizer(policy)
-    model = load_model(policy, tokenizer)
-    ids = torch.tensor([[5, 6, 7, 8, 9]])
-    assert torch.equal(model(ids).logits, model(ids).logits)
+    tokenizer, ids = load_tokenizer(PolicyConfig(from_scratch=SCRATCH)), torch.tensor([[1, 2, 3, 4]])
+    of_attention = PolicyConfig(from_scratch={**SCRATCH, "attention_dropout": 0.5})
+    for policy in (PolicyConfig(path=str(tmp_path)), of_attention):
+        model = load_model(policy, tokenizer)
+        assert model.training and torch.equal(model(ids).logits, model(ids).logits)
 
 
 def test_a_tokenizer_without_padding_pads_with_eos(saved: Path, tokenizer: PreTrainedTokenizerBase) -> None:

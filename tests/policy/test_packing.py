@@ -39,19 +39,17 @@ def test_observations_are_fed_and_predicted_by_nobody():
     assert packing.predicting.tolist() == [1, 4, 1, 5]  # before 1 and 4, and before 5 and 6
 
 
-def test_equal_prompts_that_are_no_neighbours_are_packed_twice():
-    packing = pack(Rows(**_rows([[7], [8], [7]], [[1], [2], [3]])))
-    assert packing.input_ids.tolist() == [[7, 8, 7]]
-
-
-def test_sharing_can_be_left_out():
-    rows = _rows([[7, 8], [7, 8]], [[1, 2], [3]])
-    assert pack(Rows(**rows), share=False).input_ids.tolist() == [[7, 8, 7, 8, 1]]
-
-
-def test_prompts_that_differ_in_padding_alone_are_not_shared():
-    rows = _rows([[0, 5], [5]], [[1, 2], [1, 2]])  # the first prompt starts with the padding id
-    assert pack(Rows(**rows)).input_ids.tolist() == [[0, 5, 5, 1, 1]]
+@pytest.mark.parametrize(
+    ("prompts", "completions", "share", "packed"),
+    [
+        ([[7], [8], [7]], [[1], [2], [3]], True, [7, 8, 7]),  # equal, and no neighbours
+        ([[7, 8], [7, 8]], [[1, 2], [3]], True, [7, 8, 1]),
+        ([[7, 8], [7, 8]], [[1, 2], [3]], False, [7, 8, 7, 8, 1]),
+        ([[0, 5], [5]], [[1, 2], [1, 2]], True, [0, 5, 5, 1, 1]),  # the first starts with the padding id
+    ],
+)
+def test_neighbours_with_equal_prompts_share_them_unless_told_otherwise(prompts, completions, share, packed):
+    assert pack(Rows(**_rows(prompts, completions)), share=share).input_ids.tolist() == [packed]
 
 
 SEGMENTED = {

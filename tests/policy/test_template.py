@@ -4,13 +4,14 @@ import copy
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from transformers import PreTrainedTokenizerBase
 
 from grpo_pl.policy.template import Example, PromptTemplate
-from grpo_pl.types import SamplingParams
+from grpo_pl.types import Conversation, SamplingParams
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -18,6 +19,10 @@ CHAT = (
     "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
+TALKS = {"system": "Think.", "user": "{question} Box it.", "prefill": "<think>"}
+ASKED = {"role": "user", "content": "2+2="}
+TALK = ({"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}, ASKED)
+OWN_SYSTEM = ({"role": "system", "content": "Add."}, ASKED)
 
 
 @pytest.fixture
@@ -27,38 +32,44 @@ def chat_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBas
     return chatty
 
 
-def test_plain_text_is_system_blank_line_user_prefill(tokenizer: PreTrainedTokenizerBase) -> None:
-    template = PromptTemplate(system="Think.", user="Q: {question}\nA:", prefill="<think>")
-    assert template.render("1+1=", tokenizer) == "Think.\n\nQ: 1+1=\nA:<think>"
-    assert PromptTemplate().render("1+1=", tokenizer) == "1+1="
+@pytest.mark.parametrize(
+    ("fields", "asked", "plain", "chat"),
+    [
+        ({}, "1+1=", "1+1=", "[user]1+1=[assistant]"),
+        (
+            {"system": "Think.", "user": "Q: {question}\nA:", "prefill": "<think>"},
+            "1+1=",
+            "Think.\n\nQ: 1+1=\nA:<think>",
+            "[system]Think.[user]Q: 1+1=\nA:[assistant]<think>",
+        ),
+        ({"chat": False}, "1+1=", "1+1=", "1+1="),
+        (TALKS, TALK, None, "[system]Think.[user]Hi[assistant]Yes?[user]2+2= Box it.[assistant]<think>"),
+        (TALKS, OWN_SYSTEM, "Add.\n\n2+2= Box it.<think>", "[system]Add.[user]2+2= Box it.[assistant]<think>"),
+        ({"user": "{question} Go."}, r"\frac{1}{2} of {question}?", r"\frac{1}{2} of {question}? Go.", None),
+    ],
+)
+def test_the_text_with_and_without_a_chat_template(
+    tokenizer: PreTrainedTokenizerBase,
+    chat_tokenizer: PreTrainedTokenizerBase,
+    fields: dict[str, Any],
+    asked: str | Conversation,
+    plain: str | None,
+    chat: str | None,
+) -> None:
+    template = PromptTemplate(**fields)
+    for each, expected in ((tokenizer, plain), (chat_tokenizer, chat)):
+        if expected is not None:
+            assert template.render(asked, each) == expected == each.decode(template.encode(asked, each))
 
 
-def test_a_chat_template_is_used_when_there_is_one(chat_tokenizer: PreTrainedTokenizerBase) -> None:
-    template = PromptTemplate(system="Think.", user="Q: {question}", prefill="<think>")
-    assert template.render("1+1=", chat_tokenizer) == "[system]Think.[user]Q: 1+1=[assistant]<think>"
-    assert PromptTemplate().render("1+1=", chat_tokenizer) == "[user]1+1=[assistant]"
-
-
-def test_chat_false_leaves_the_chat_template_alone(chat_tokenizer: PreTrainedTokenizerBase) -> None:
-    assert PromptTemplate(chat=False).render("1+1=", chat_tokenizer) == "1+1="
+def test_a_conversation_of_several_turns_needs_a_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    with pytest.raises(ValueError, match="a conversation of 3 turns needs a chat template"):
+        PromptTemplate().render(TALK, tokenizer)
 
 
 def test_chat_true_without_a_chat_template_is_one_clear_error(tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(ValueError, match=r"template.chat is true, but the tokenizer has no chat template"):
         PromptTemplate(chat=True).render("1+1=", tokenizer)
-
-
-def test_encoding_is_that_of_the_rendered_text(
-    tokenizer: PreTrainedTokenizerBase, chat_tokenizer: PreTrainedTokenizerBase
-) -> None:
-    template = PromptTemplate(prefill="<think>")
-    for each in (tokenizer, chat_tokenizer):
-        assert each.decode(template.encode("1+1=", each)) == template.render("1+1=", each)
-
-
-def test_braces_in_a_question_stay(tokenizer: PreTrainedTokenizerBase) -> None:
-    question = r"What is \frac{1}{2} of {question}?"
-    assert PromptTemplate(user="{question} Go.").render(question, tokenizer) == question + " Go."
 
 
 def test_rewards_read_the_prefill_and_the_completion_without_special_tokens(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -16,7 +16,7 @@ def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 def test_every_printable_ascii_character_makes_the_round_trip(tokenizer: PreTrainedTokenizerBase) -> None:
     ids = _ids(tokenizer, PRINTABLE)
-    assert len(ids) == len(set(ids)) == 96
+    assert len(ids) == len(set(ids)) == 96 and tokenizer(PRINTABLE).input_ids == ids  # nothing is added
     assert tokenizer.decode(ids, skip_special_tokens=True) == PRINTABLE
     assert set(string.ascii_letters + string.digits + string.punctuation + " \n") == set(CHARACTERS)
 
@@ -44,11 +44,6 @@ def test_special_tokens_are_three_different_ones_and_vanish_from_text(tokenizer:
     assert tokenizer.decode([*_ids(tokenizer, "7"), tokenizer.eos_token_id], skip_special_tokens=True) == "7"
 
 
-def test_encoding_adds_nothing(tokenizer: PreTrainedTokenizerBase) -> None:
-    assert list(tokenizer("7+5=").input_ids) == _ids(tokenizer, "7+5=")
-    assert len(_ids(tokenizer, "7+5=")) == 4
-
-
 def test_a_saved_tokenizer_loads_as_auto_tokenizer_and_agrees(
     tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -62,11 +57,8 @@ def test_a_saved_tokenizer_loads_as_auto_tokenizer_and_agrees(
     assert len(loaded) == len(tokenizer) == 96 + 3 + 4
 
 
-def test_without_tags_they_are_plain_characters() -> None:
+def test_tags_and_characters_are_those_asked_for() -> None:
     assert len(_ids(character_tokenizer(), "<think>")) == len("<think>")
-
-
-def test_a_vocabulary_of_ten_digits_has_thirteen_tokens() -> None:
     tokenizer = character_tokenizer((), "0123456789")
     assert len(tokenizer) == 10 + 3
     assert _ids(tokenizer, "3a1") == [6, tokenizer.unk_token_id, 4]

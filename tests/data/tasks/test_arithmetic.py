@@ -38,12 +38,9 @@ def test_operands_have_the_digits_asked_for() -> None:
         assert all(len(n) in (3, 4) for n in re.findall(r"\d+", prompt.question))
 
 
-def test_scratchpad_of_a_sum_written_by_hand() -> None:
+def test_scratchpads_written_by_hand() -> None:
     assert scratchpad(347, "+", 285) == ["7+5+0=12", "4+8+1=13", "3+2+1=6"]
     assert scratchpad(5, "+", 95) == ["5+5+0=10", "0+9+1=10"]
-
-
-def test_scratchpad_of_a_difference_written_by_hand() -> None:
     assert scratchpad(402, "-", 85) == ["2-5-0=7", "0-8-1=1", "4-0-1=3"]
 
 
@@ -85,12 +82,6 @@ def test_scratchpad_share_is_the_share_of_demonstrations_with_work() -> None:
     prompts = ArithmeticPrompts(digits=3).prompts(0, count=2000)
     written = sum("=" in str(source.demonstration(prompt, rng)) for prompt in prompts)
     assert abs(written / 2000 - 0.25) < 4 * (0.25 * 0.75 / 2000) ** 0.5  # four standard errors
-
-
-def test_a_prompt_does_not_carry_its_demonstration() -> None:
-    prompt = ArithmeticPrompts(digits=3, scratchpad_share=1.0).prompts(0, count=1)[0]
-    assert prompt.columns == {}
-    assert "think" not in prompt.question + prompt.answer
 
 
 def test_the_solution_is_a_column_where_it_is_asked_for() -> None:

@@ -29,20 +29,6 @@ def test_a_search_by_hand() -> None:
     assert CountdownPrompts().search([12, 7, 3])[2].guesses == ["(12*07)+03", "(12*07)-03", "(12*07)*03"]
 
 
-def test_numbers_are_taken_in_their_order_but_for_differences() -> None:
-    assert [text for text, _ in searched([3, 12, 7], 59)] == [
-        "03+12=15,07:22<<08<<..",
-        "12-03=09,07:16<<02<<..",
-        "03*12=36,07:43<<29<=..",
-        "03+07=10,12:22<<02<<..",
-        "07-03=04,12:16<<08<<48<<",
-        "03*07=21,12:33<<09<=..",
-        "12+07=19,03:22<<16<<57=<",
-        "12-07=05,03:08<<02<<15<<",
-        "12*07=..",
-    ]
-
-
 def test_numbers_have_as_many_digits_as_the_limit() -> None:
     assert searched([12, 7, 3], 90, limit=100)[2] == ("012*007=084,003:087=<>081=<>...", None)
     assert all(len(problem.question) == len("12 07 03:36") for problem in CountdownPrompts().validation())

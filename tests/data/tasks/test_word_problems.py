@@ -4,6 +4,7 @@ import random
 import re
 from collections import Counter
 from fractions import Fraction
+from functools import cache
 
 import pytest
 
@@ -39,11 +40,13 @@ OF_LANGUAGE = frozenset(
 """Words that any English question may have."""
 
 
+@cache
 def training(count: int = 3000) -> list[Problem]:
     source = WordProblems()
     return [problem for step in range(count // 100) for problem in source.prompts(step, count=100)]
 
 
+@cache
 def held_out(part: str) -> list[Problem]:
     return WordProblems(held_out=part).validation()  # type: ignore[arg-type]
 
