@@ -52,30 +52,25 @@ def boxed_answer(text: str, *, adjacent: bool = False) -> Boxed | None:
     last = last_boxed(text)
     if last is None:
         return None
-    spans = [(box.end(), group_end(text, box.end() - 1)) for box in list(BOX.finditer(text))[-_MOST:]]
-    closed = [(start, end) for start, end in spans if end > 0]
+    boxes = [(box.start(), box.end(), group_end(text, box.end() - 1)) for box in list(BOX.finditer(text))[-_MOST:]]
+    closed = [box for box in boxes if box[2] > 0]
     # of boxes in a box the outermost counts
-    spans = [span for span in closed if not any(start < span[0] and span[1] < end for start, end in closed)]
-    at = len(spans) - 1
+    boxes = [box for box in closed if not any(start < box[1] and box[2] < end for _, start, end in closed)]
+    first, _, end = boxes[-1]
     parts, words, names = [last], list[str](), list[str]()
-    while (
-        at > 0
-        and parts[0].strip()
-        and (match := _joins(text[spans[at - 1][1] : text.rindex("\\boxed", 0, spans[at][0])], adjacent))
-    ):
-        start, end = spans[at - 1]
-        if not text[start : end - 1].strip():
+    for begin, start, stop in reversed(boxes[:-1]):
+        match = _joins(text[stop:first], adjacent)
+        part = text[start : stop - 1]
+        if match is None or not (parts[0].strip() and part.strip()):
             break
-        at -= 1
-        parts.insert(0, text[start : end - 1])
+        parts.insert(0, part)
         words.insert(0, match["word"] or "")
         names.insert(0, match["name"])
-    first = text.rindex("\\boxed", 0, spans[at][0])
+        first = begin
     if len(parts) > 1 and all(names) and (before := _NAME_BEFORE.search(text, max(first - _FARTHEST, 0), first)):
         parts = [f"{name}={part}" for name, part in zip([before[1], *names], parts, strict=True)]
     links = [rf" \text{{ {word} }} " if word else ", " for word in words]
     answer = "".join(f"{part}{link}" for part, link in zip(parts, [*links, ""], strict=True))
-    end = spans[-1][1]
     return Boxed(answer, (text[:first] + text[end:]).strip(), percent=_PERCENT.match(text, end) is not None)
 
 

@@ -23,6 +23,8 @@ _CAPITALS = words_of("MW GW TW MJ GJ TJ MV MN GB MB TB KB PB KM CM KG MPH KPH US
 """Units in capitals that are recognised directly behind a number, where other capitals may be points (``5AB``)."""
 _RAISE = r"(?:\^\s*\{?\s*(?P<raise>[23])\s*\}?)?"
 _TEXT = r"\\text\s*\{(?P<unit>(?:[^{}]|\{[^{}]*\})*)\}"
+_NO_LETTERS = re.compile(r"\\[A-Za-z]+|\d[eE][+-]?\d")
+"""What holds letters in a number."""
 _NUMERIC_END = r"(?:[\d})]|\\pi(?![a-zA-Z]))"
 _UNIT_ENDINGS = {
     "text": re.compile(rf"(?P<core>[^\s].*?)\s*{_TEXT}\s*{_RAISE}"),
@@ -116,17 +118,12 @@ def split_unit(text: str) -> tuple[str, str]:
         text = _join_units(text)
     for kind, ending in _UNIT_ENDINGS.items():
         match = ending.fullmatch(text)
-        if (
-            not match
-            or not re.search(r"[\d}]|\\pi", match["core"])
-            or r"\text" in match["core"]
-            or match["core"].endswith(r"\%")
-        ):
+        if match is None:
             continue
         core, written = match["core"].strip(), match["unit"].strip()
-        if kind in ("symbol", "letter", "words") and re.search(
-            r"[A-Za-z]", re.sub(r"\\[A-Za-z]+|\d[eE][+-]?\d", "", core)
-        ):
+        if not re.search(r"[\d}]|\\pi", core) or r"\text" in core or core.endswith(r"\%"):
+            continue
+        if kind in ("symbol", "letter", "words") and re.search("[A-Za-z]", _NO_LETTERS.sub("", core)):
             continue  # c^2 m
         if kind == "degree" and ANGLE_OF.search(core):
             continue  # of an angle, not of the answer
@@ -134,15 +131,8 @@ def split_unit(text: str) -> tuple[str, str]:
             continue  # \pi s^2
         if kind == "temperature":
             return core, f"degree {written.upper()}"
-        if kind == "symbol" and not _is_symbol(written, bool(match["gap"])):
+        if kind == "symbol" and not _is_symbol(written, spaced=bool(match["gap"]), raised=bool(match["raise"])):
             continue
-        if (
-            kind == "symbol"
-            and match["raise"]
-            and not match["gap"]
-            and not written.endswith(("m", "in", "ft", "yd", "mi"))
-        ):
-            continue  # 8Tb^2: behind a number, without a space, only lengths are squared and cubed
         if kind == "text" and core.endswith("/"):
             core, written = core[:-1].strip(), "/" + written
         words = written.split()
@@ -184,8 +174,10 @@ def in_one_spelling(text: str) -> str:
     return "".join(_UPRIGHT.sub(lambda upright: rf"\text{{{_unit_name(upright[1]) or upright[1]}}}", text).split())
 
 
-def _is_symbol(written: str, spaced: bool) -> bool:
+def _is_symbol(written: str, *, spaced: bool, raised: bool) -> bool:
     """True for a unit that is recognised without ``\text`` around it: one that is no product of variables."""
+    if raised and not spaced and not written.endswith(("m", "in", "ft", "yd", "mi")):
+        return False  # 8Tb^2: behind a number, without a space, only lengths are squared and cubed
     *_, word = written.split()
     if "/" in word:
         return all(read_measure(part) for part in word.split("/"))
@@ -193,9 +185,7 @@ def _is_symbol(written: str, spaced: bool) -> bool:
         return True
     if (word.islower() and len(word) < 4) or (word.isupper() and not spaced and word not in _CAPITALS):
         return False
-    if not spaced and len(word) == 2 and word not in SYMBOLS:
-        return False  # 4tW^2
-    return read_measure(word) is not None
+    return (spaced or len(word) != 2 or word in SYMBOLS) and read_measure(word) is not None  # 4tW^2
 
 
 @lru_cache(maxsize=8192)
