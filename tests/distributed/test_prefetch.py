@@ -4,18 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.conftest import STRATEGIES, Calls, grpo_pl
+from tests.distributed.conftest import STRATEGIES, Calls, assert_nearly_equal, grpo_pl
 
 pytestmark = pytest.mark.usefixtures("forked")
 SLOW = pytest.mark.slow
-
-
-def _assert_nearly_equal(ours: list[dict[str, str]], theirs: list[dict[str, str]]) -> None:
-    assert [row.keys() for row in ours] == [row.keys() for row in theirs]
-    for mine, other in zip(ours, theirs, strict=True):
-        for key, value in other.items():
-            if key != "sampling/sync_error":  # of other completions
-                assert float(mine[key]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), (key, other["step"])
 
 
 @SLOW  # from a checkpoint on by default: below
@@ -26,7 +18,7 @@ def test_samples_and_metrics_are_those_of_one_process(
 ) -> None:
     ours, single = completed(name, feature(kind)), completed("single", feature(kind))
     assert ours.samples() == single.samples()
-    _assert_nearly_equal(read_metrics(ours.metrics), read_metrics(single.metrics))
+    assert_nearly_equal(read_metrics(ours.metrics), read_metrics(single.metrics))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +41,7 @@ def test_what_a_checkpoint_holds_goes_on_in_another_number_of_processes(
     command(tmp_path / "runs", "fit", *flags, world=1 if after == "single" else 2)
     assert resumed.samples() == [row for row in whole.samples() if row[0] >= 3]
     rows = read_metrics(resumed.metrics)
-    _assert_nearly_equal(rows, read_metrics(whole.metrics))
+    assert_nearly_equal(rows, read_metrics(whole.metrics))
     trained = [row for row in rows if "loss" in row]
     if kind == "ahead":
         assert [float(row["sampling/staleness"]) for row in trained] == [0, 1, 2, 2, 2]

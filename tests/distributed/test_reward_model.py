@@ -8,7 +8,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from tests.distributed.conftest import Calls
+from tests.distributed.conftest import Calls, assert_nearly_equal
 from tests.training.test_reward_model import CONFIG
 
 
@@ -29,10 +29,7 @@ def test_two_processes_train_the_reward_model_of_one(
     in_processes(_fit, tmp_path / "one", f"--config={file}", world=1)
     in_processes(_fit, tmp_path / "two", f"--config={file}", overlay)
     one, two = (read_metrics(tmp_path / folder / "scorer" / "metrics.csv") for folder in ("one", "two"))
-    for mine, theirs in zip(two, one, strict=True):
-        assert mine.keys() == theirs.keys()
-        for key, value in theirs.items():
-            assert float(mine[key]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), key
+    assert_nearly_equal(two, one)
     before, after = (
         load_file(tmp_path / folder / "scorer" / "export" / "model.safetensors") for folder in ("one", "two")
     )
