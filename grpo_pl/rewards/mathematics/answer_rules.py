@@ -196,15 +196,14 @@ class AnswerRules:
     def _compare_choices(self, gold: str, answer: str) -> Verdict | Job | None:
         """The verdict where one side is a choice with its text, ``(C) 7``, and the other the letter, or both are;
         ``None`` for anything else."""
-        gold_choice, choice = _read_choice(gold), _read_choice(answer)
-        gold_letter, letter = (as_words(side) or side for side in (gold, answer))
-        if choice and re.fullmatch("[A-J]", gold_letter):
-            return Verdict("ok" if choice[0] == gold_letter else "wrong")
-        if gold_choice and re.fullmatch("[A-J]", letter):
-            return Verdict("ok" if gold_choice[0] == letter else "wrong")
-        if gold_choice and choice and gold_choice[0] != choice[0]:
+        choices = [_read_choice(side) for side in (gold, answer)]
+        sides = zip(choices, (gold, answer), strict=True)
+        letters = [choice[0] if choice else as_words(side) or side for choice, side in sides]
+        if not any(choices) or not all(re.fullmatch("[A-J]", letter) for letter in letters):
+            return None
+        if letters[0] != letters[1]:
             return Verdict("wrong", "another choice")
-        return self._compare(gold_choice[1], choice[1]) if gold_choice and choice else None
+        return self._compare(choices[0][1], choices[1][1]) if choices[0] and choices[1] else Verdict("ok")
 
     def _compare_conditions(self, gold: str, answer: str) -> Verdict | Job:
         r"""The verdict where one side joins conditions with "and" or "or": ``x<1 \lor x>3``. Commas between conditions

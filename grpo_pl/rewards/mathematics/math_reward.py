@@ -169,7 +169,7 @@ class MathReward(AnswerReward, SandboxedReward):
         """The verdict on every distinct row. An answer that is not right is judged, or blamed, only after its gold
         answer has been found to be without fault."""
         rules = [replace(self.rules, ordered=ordered) for ordered in (False, True)]
-        plans = {row: rules[row[2]].plan(row[0], row[1]) for row in rows}
+        plans = {row: rules[row[2]].plan(row[0], row[1]) for row in dict.fromkeys(rows)}
         not_right = dict.fromkeys(row[0] for row, plan in plans.items() if plan != _OK)
         faults = self._faults(gold for gold in not_right if not self.rules.reads_at_sight(gold))
         for row, plan in plans.items():
