@@ -253,14 +253,14 @@ class AnswerRules:
             mark = SET
         else:
             mark = TUPLE if gold_kind == "()" or may_be_interval or (self.ordered and "{}" not in kinds) else LIST
-        numbers = [[self._number(item) for item in side] for side in (golds, answers)]
-        are_numbers = all(None not in side for side in numbers)
+        numbers = [[number for item in side if (number := self._number(item))] for side in (golds, answers)]
+        are_numbers = [*map(len, numbers)] == [len(golds), len(answers)]
         if not are_numbers:
             if may_be_interval or kinds == {"()"}:
                 return None
             # each \pm is written out as two items
             golds, answers = (
-                [part for item in side for part in notation.split_top(self._for_worker(item))]
+                tuple(part for item in side for part in notation.split_top(self._for_worker(item)))
                 for side in (golds, answers)
             )
         if mark != SET and len(golds) != len(answers):

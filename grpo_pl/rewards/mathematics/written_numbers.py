@@ -1,4 +1,4 @@
-"""Numbers that are written out, in digits or words, and lists of them: read and compared without SymPy."""
+"""Numbers that are written out, in digits or words: read and compared without SymPy."""
 
 from __future__ import annotations
 
