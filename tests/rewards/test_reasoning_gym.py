@@ -61,20 +61,18 @@ def test_part_of_the_value_is_paid_above_what_constants_earn_and_only_if_wanted(
     assert [score.value for score in strict(completions, [""] * 3, {COLUMN: [packed] * 3})] == [1.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    "attack",
-    [
-        "__import__('os').system('touch {file}')", "open('{file}', 'w')", "eval(chr(49))", "(eval)((chr)(49))",
-        "().__class__.__base__.__subclasses__()", "ｏｐｅｎ(1)", "[__import__('os').system('touch {file}')]",
-        "9**9**9**9",
-    ],
-)  # fmt: skip
+ATTACKS = [
+    "__import__('os').system('touch {file}')", "open('{file}', 'w')", "eval(chr(49))", "(eval)((chr)(49))",
+    "().__class__.__base__.__subclasses__()", "ｏｐｅｎ(1)", "[__import__('os').system('touch {file}')]",
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("task", ["countdown", "n_queens", "puzzle24", "polynomial_multiplication"])
-def test_an_answer_that_is_code_does_nothing(gym: ReasoningGymReward, task: str, attack: str, tmp_path: Path) -> None:
+def test_an_answer_that_is_code_does_nothing(gym: ReasoningGymReward, task: str, tmp_path: Path) -> None:
     file = tmp_path / "touched"
-    (score,) = _scores(gym, task, [attack.replace("{file}", str(file))])
-    assert score.value is not None
-    assert score.value < 0.5
+    attacks = [*ATTACKS, "9**9**9**9"] if task == "countdown" else ATTACKS
+    scores = _scores(gym, task, [attack.replace("{file}", str(file)) for attack in attacks])
+    assert [score for score in scores if score.value is None or score.value >= 0.5] == []
     assert not file.exists()
 
 
@@ -99,13 +97,12 @@ CODE_IN_ENTRIES = {
 CODE = ("__import__('os').kill(__import__('os').getpid(), 9)", "(0).__class__.__base__.__subclasses__()", "exit()")
 
 
-@pytest.mark.parametrize("code", CODE)
 @pytest.mark.parametrize("task", CODE_IN_ENTRIES)
-def test_an_entry_that_holds_code_does_nothing(gym: ReasoningGymReward, task: str, code: str) -> None:
-    entry = json.loads(json.dumps(CODE_IN_ENTRIES[task]).replace("{code}", code))
-    packed = pack(GymProblem(task, {}, entry))
-    (score,) = gym([r"\boxed{[1]}" if task == "number_sorting" else r"\boxed{1}"], [""], {COLUMN: [packed]})
-    assert score.status == "wrong", score
+def test_an_entry_that_holds_code_does_nothing(gym: ReasoningGymReward, task: str) -> None:
+    entries = [json.loads(json.dumps(CODE_IN_ENTRIES[task]).replace("{code}", code)) for code in CODE]
+    answer = r"\boxed{[1]}" if task == "number_sorting" else r"\boxed{1}"
+    problems = [pack(GymProblem(task, {}, entry)) for entry in entries]
+    assert {score.status for score in gym([answer] * 3, [""] * 3, {COLUMN: problems})} == {"wrong"}
 
 
 def test_bitwise_problems_are_still_calculated(gym: ReasoningGymReward) -> None:
