@@ -14,6 +14,7 @@ from grpo_pl.rewards.mathematics.answer_rules import AnswerRules, Job
 from grpo_pl.rewards.mathematics.boxes import boxed_answer
 from grpo_pl.rewards.mathematics.canonical import canonical
 from grpo_pl.rewards.sandbox.pool import SandboxedReward, Verdict
+from grpo_pl.rewards.sandbox.task_queue import looks_costly
 
 K = TypeVar("K")
 _Row = tuple[str, str, bool]
@@ -166,17 +167,20 @@ class MathReward(AnswerReward, SandboxedReward):
         return [faults[gold] for gold in golds]
 
     def _judge(self, rows: Iterable[_Row]) -> dict[_Row, Verdict]:
-        """The verdict on every distinct row. An answer that is not right is judged, or blamed, only after its gold
-        answer has been found to be without fault."""
+        """The verdict on every distinct row. A gold answer that looks costly, or that no worker would see because the
+        answer is refused, is checked first; one that was costly with an answer is checked afterwards."""
         rules = [replace(self.rules, ordered=ordered) for ordered in (False, True)]
         plans = {row: rules[row[2]].plan(row[0], row[1]) for row in dict.fromkeys(rows)}
-        not_right = dict.fromkeys(row[0] for row, plan in plans.items() if plan != _OK)
-        faults = self._faults(gold for gold in not_right if not self.rules.reads_at_sight(gold))
+        doubtful = [g for (g, *_), plan in plans.items() if (looks_costly(g) if isinstance(plan, Job) else plan != _OK)]
+        faults = self._faults(gold for gold in doubtful if not self.rules.reads_at_sight(gold))
         for row, plan in plans.items():
             if plan != _OK and (fault := faults.get(row[0])):
                 plans[row] = Verdict("bad_gold", fault)
         verdicts = {row: plan for row, plan in plans.items() if isinstance(plan, Verdict)}
-        return verdicts | self._ask({row: plan for row, plan in plans.items() if isinstance(plan, Job)})
+        verdicts |= self._ask({row: plan for row, plan in plans.items() if isinstance(plan, Job)})
+        costly = [row for row, verdict in verdicts.items() if verdict.status in _COSTLY and row[0] not in faults]
+        faults = self._faults(gold for gold, *_ in costly)
+        return verdicts | {row: Verdict("bad_gold", faults[row[0]]) for row in costly if faults[row[0]]}
 
     def _faults(self, golds: Iterable[str]) -> dict[str, str]:
         """The fault of each gold answer, ``""`` for none, found by judging it against itself. One that costs too much
