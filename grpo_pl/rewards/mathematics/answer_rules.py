@@ -155,9 +155,6 @@ class AnswerRules:
 
     def _compare(self, gold: str, answer: str) -> Verdict | Job:
         """The verdict on two canonical answers that differ in their symbols."""
-        gold_words = as_words(gold)
-        if gold_words is not None and gold_words == as_words(answer):
-            return Verdict("ok")
         if verdict := self._compare_notation(gold, answer):
             return verdict
         if choice := self._compare_choices(gold, answer):
