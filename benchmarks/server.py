@@ -17,7 +17,7 @@ import psutil
 import yaml
 from common import free_port, request_of
 
-from grpo_pl.policy.export import export_policy
+from grpo_pl.policy.export import TrainedWith, export_policy
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards import FormatReward, MathReward
@@ -37,12 +37,14 @@ def build_export(folder: Path) -> Path:
     model = load_model(policy, tokenizer)
     export_policy(
         folder,
+        TrainedWith(
+            template=PromptTemplate(),
+            rewards=[MathReward().spec(), FormatReward(weight=0.1).spec()],
+            sampling=SamplingParams(max_completion_length=256),
+            decoder=default_decoder(model),
+        ),
         model=model,
         tokenizer=tokenizer,
-        decoder=default_decoder(model),
-        template=PromptTemplate(),
-        rewards=[MathReward(), FormatReward(weight=0.1)],
-        sampling=SamplingParams(max_completion_length=256),
     )
     return folder
 

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from grpo_pl.callbacks.record import plain_fields
 from grpo_pl.distributed.sharding import whole_model
 from grpo_pl.files.runs import RunFolder
-from grpo_pl.policy.export import export_policy
+from grpo_pl.policy.export import TrainedWith, export_policy
 from grpo_pl.report.model_card import model_card
 from grpo_pl.report.page import write_report
 from grpo_pl.training.module import GRPOModule
@@ -42,20 +42,18 @@ class ExportPolicy(Callback):
         model = whole_model(module.require_policy())
         if model is not None:
             run = RunFolder(self.folder.absolute().parent)
-            export_policy(
-                self.folder,
-                model=model,
-                tokenizer=module.tokenizer,
+            trained = TrainedWith(
                 template=module.template,
-                rewards=module.rewards,
+                rewards=[reward.spec() for reward in module.rewards],
                 sampling=module.sampling,
                 environment=None if module.environment is None else module.environment.spec(),
                 episodes=asdict(module.episodes),
                 algorithm=plain_fields(module.configured_algorithm),
                 precision=str(trainer.precision),
                 decoder=module.decoder or "",
-                card=model_card(run, name=run.path.name, rewards=[reward.spec() for reward in module.rewards]),
             )
+            card = model_card(run, name=run.path.name, rewards=trained.rewards)
+            export_policy(self.folder, trained, model=model, tokenizer=module.tokenizer, card=card)
 
 
 class WriteReport(Callback):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,6 @@ from grpo_pl.files.writing import staged_folder, system_errors
 from grpo_pl.policy.loading import end_token_ids
 from grpo_pl.policy.lora import has_adapters, merged
 from grpo_pl.policy.template import PromptTemplate
-from grpo_pl.rewards.base import Reward
 from grpo_pl.rewards.pretrained import MANIFEST
 from grpo_pl.types import SamplingParams
 
@@ -26,19 +26,44 @@ SAMPLING = ("max_completion_length", "thinking_budget", "stop", "stop_token_ids"
 """Fields of `SamplingParams` that the manifest keeps; the temperature is in ``transformers``' generation config."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainedWith:
+    """What a policy's training tells to whoever uses it: a server, an export, a further training."""
+
+    template: PromptTemplate
+    rewards: Sequence[Mapping[str, Any]]
+    """``class_path`` and ``init_args`` of each reward."""
+    sampling: SamplingParams
+    environment: Mapping[str, Any] | None = None
+    """``class_path`` and ``init_args`` of the environment; None for single turns."""
+    episodes: Mapping[str, Any] = field(default_factory=dict)
+    """The settings of episodes of many turns."""
+    algorithm: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the objective; nothing where an export does not say."""
+    precision: str = ""
+    """``trainer.precision`` when the training last began or was resumed; empty if not recorded."""
+    decoder: str = ""
+    """Decoder in a native engine: a decode kernel by its name, or ``torch``; empty if not recorded."""
+
+    def manifest(self) -> dict[str, Any]:
+        """The content of ``grpo_pl.json``: JSON values that rebuild it, of ``sampling`` those in ``SAMPLING``."""
+        tree = {
+            "grpo_pl_version": grpo_pl.__version__,
+            "template": self.template.to_dict(),
+            **{name: getattr(self.sampling, name) for name in SAMPLING},
+            "rewards": list(self.rewards),
+        }
+        if self.environment is not None:
+            tree |= {"environment": _published(self.environment), "episodes": dict(self.episodes)}
+        return tree | {"algorithm": dict(self.algorithm), "precision": self.precision, "decoder": self.decoder}
+
+
 def export_policy(
     folder: Path,
+    trained: TrainedWith,
     *,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    template: PromptTemplate,
-    rewards: Sequence[Reward | Mapping[str, Any]],
-    sampling: SamplingParams,
-    environment: Mapping[str, Any] | None = None,
-    episodes: Mapping[str, Any] | None = None,
-    algorithm: Mapping[str, Any] | None = None,
-    precision: str = "",
-    decoder: str = "",
     merge: bool = True,
     card: str = "",
 ) -> None:
@@ -46,14 +71,8 @@ def export_policy(
 
     Args:
         folder: a new or empty folder, or an earlier export, which is replaced.
-        rewards: the rewards of the training, or the ``class_path`` and ``init_args`` of each.
-        environment: ``class_path`` and ``init_args`` of the environment of the training, if there was one.
-        episodes: the settings of its episodes.
-        algorithm: the fields of the objective of the training, for the advantages that a server shows.
-        precision: ``trainer.precision`` of the training, in which it is served.
-        decoder: what drew its completions in a native engine.
-        card: text of ``README.md``; none is written if it is empty.
         merge: add LoRA adapters to the weights; false writes the adapters only, which need their base model.
+        card: text of ``README.md``; none is written if it is empty.
 
     Raises:
         ValueError: ``folder`` holds something other than an earlier export.
@@ -71,17 +90,12 @@ def export_policy(
             tokenizer.save_pretrained(staging)
         GenerationConfig(
             do_sample=True,
-            temperature=sampling.temperature,
-            max_new_tokens=sampling.max_completion_length,
-            eos_token_id=end_token_ids(model, tokenizer, sampling) or None,
+            temperature=trained.sampling.temperature,
+            max_new_tokens=trained.sampling.max_completion_length,
+            eos_token_id=end_token_ids(model, tokenizer, trained.sampling) or None,
             pad_token_id=tokenizer.pad_token_id,
         ).save_pretrained(staging)
-        tree = manifest(template, rewards, sampling)
-        if environment is not None:
-            tree |= {"environment": _published(environment), "episodes": dict(episodes or {})}
-        tree["algorithm"] = dict(algorithm or {})
-        tree |= {"precision": precision, "decoder": decoder}
-        (staging / MANIFEST).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
+        (staging / MANIFEST).write_text(json.dumps(trained.manifest(), indent=2) + "\n", encoding="utf-8")
         if card:  # in the place of the one that peft writes
             (staging / CARD).write_text(card, encoding="utf-8")
 
@@ -91,15 +105,3 @@ def _published(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _published(each) for name, each in value.items() if name not in ("variables", "headers")}
     return [_published(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-def manifest(
-    template: PromptTemplate, rewards: Sequence[Reward | Mapping[str, Any]], sampling: SamplingParams
-) -> dict[str, Any]:
-    """The content of ``grpo_pl.json``: JSON values that rebuild the template, the rewards and ``SAMPLING``."""
-    return {
-        "grpo_pl_version": grpo_pl.__version__,
-        "template": template.to_dict(),
-        **{name: getattr(sampling, name) for name in SAMPLING},
-        "rewards": [reward.spec() if isinstance(reward, Reward) else dict(reward) for reward in rewards],
-    }

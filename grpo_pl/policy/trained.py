@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from grpo_pl.files.rows import read_object
-from grpo_pl.policy.export import SAMPLING
+from grpo_pl.policy.export import SAMPLING, TrainedWith
 from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer, model_config
 from grpo_pl.policy.quiet import quiet_libraries
 from grpo_pl.policy.template import PromptTemplate
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServedModel:
+class ServedModel(TrainedWith):
     """A trained policy: its files, and the settings of its training; creating it loads nothing."""
 
     name: str
@@ -48,21 +48,6 @@ class ServedModel:
     policy: PolicyConfig
     checkpoint: Path | None
     """Training checkpoint that holds the weights; None if they are under ``policy.path``."""
-    template: PromptTemplate
-    rewards: Sequence[Mapping[str, Any]]
-    """``class_path`` and ``init_args`` of each reward."""
-    sampling: SamplingParams
-    """Sampling parameters of the training."""
-    environment: Mapping[str, Any] | None = None
-    """``class_path`` and ``init_args`` of the environment of the training; None for single turns."""
-    episodes: Mapping[str, Any] = field(default_factory=dict)
-    """The settings of episodes of many turns in the training."""
-    algorithm: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the objective of the training; nothing where the export does not say."""
-    precision: str = ""
-    """``trainer.precision`` of the training when it last began or was resumed; empty if not recorded."""
-    decoder: str = ""
-    """Decoder of the training in a native engine: a decode kernel by its name, or ``torch``; empty if not recorded."""
     examples: Sequence[Mapping[str, Any]] = ()
     """``problem``, ``answer`` and further ``columns`` of some problems of the task, where its run is at hand."""
     settings: Mapping[str, Any] = field(default_factory=dict)

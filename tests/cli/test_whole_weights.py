@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForSequenceC
 
 from grpo_pl.cli.main import main
 from grpo_pl.files.checkpoints import seal
-from grpo_pl.policy.export import export_policy
+from grpo_pl.policy.export import TrainedWith, export_policy
 from grpo_pl.policy.loading import PolicyConfig, load_model
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards import ExactReward
@@ -30,13 +30,10 @@ EXACT = {"class_path": "grpo_pl.rewards.ExactReward", "init_args": {"correctness
 @pytest.fixture(scope="module")
 def export(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "export"
+    rewards = [ExactReward(correctness=True).spec()]
+    trained = TrainedWith(template=PromptTemplate(), rewards=rewards, sampling=SamplingParams(max_completion_length=8))
     export_policy(
-        folder,
-        model=load_model(PolicyConfig(from_scratch=TINY_POLICY), tokenizer),
-        tokenizer=tokenizer,
-        template=PromptTemplate(),
-        rewards=[ExactReward(correctness=True)],
-        sampling=SamplingParams(max_completion_length=8),
+        folder, trained, model=load_model(PolicyConfig(from_scratch=TINY_POLICY), tokenizer), tokenizer=tokenizer
     )
     return folder
 

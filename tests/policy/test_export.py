@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo_pl.policy.export import export_policy, manifest
+from grpo_pl.policy.export import TrainedWith, export_policy
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards import ExactReward, FormatReward, MathReward
-from grpo_pl.rewards.base import Reward, Score
 from grpo_pl.types import SamplingParams
 
 TEMPLATE = PromptTemplate(system="Think.", prefill="<think>")
@@ -22,8 +22,8 @@ SAMPLING = SamplingParams(max_completion_length=20, temperature=0.7)
 @pytest.fixture
 def export(tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Callable[..., None]:
     """``export(folder, environment=…)``"""
-    parts = {"model": tiny_policy, "tokenizer": tokenizer, "template": TEMPLATE, "sampling": SAMPLING}
-    return lambda folder, **how: export_policy(folder, **{**parts, "rewards": [ExactReward(correctness=True)], **how})
+    told = TrainedWith(template=TEMPLATE, rewards=[ExactReward(correctness=True).spec()], sampling=SAMPLING)
+    return lambda folder, **more: export_policy(folder, replace(told, **more), model=tiny_policy, tokenizer=tokenizer)
 
 
 def test_the_folder_loads_with_the_same_logits_and_generation_settings(
@@ -56,24 +56,18 @@ def test_an_older_export_is_replaced_as_a_whole(export: Any, tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["export"]
 
 
-class Unlisted(Reward):
-    name = "unlisted"
-
-    def __call__(self, completions, answers, columns) -> list[Score]:  # type: ignore[no-untyped-def]
-        return []
-
-
 def test_an_export_that_fails_leaves_the_older_one(export: Any, tmp_path: Path) -> None:
     export(tmp_path / "export")
-    with pytest.raises(TypeError, match="Unlisted is not a dataclass"):
-        export(tmp_path / "export", rewards=[Unlisted()])
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        export(tmp_path / "export", rewards=[{"class_path": "my.Reward", "init_args": {"model": object()}}])
     assert [path.name for path in tmp_path.iterdir()] == ["export"]
     assert (tmp_path / "export" / "grpo_pl.json").exists()
 
 
 def test_the_manifest_holds_plain_values_that_rebuild_template_and_rewards() -> None:
     rewards = [MathReward(percent="unit", workers=1), FormatReward(weight=0.25, partial=True)]
-    told = json.loads(json.dumps(manifest(TEMPLATE, rewards, SAMPLING)))
+    specs = [reward.spec() for reward in rewards]
+    told = json.loads(json.dumps(TrainedWith(template=TEMPLATE, rewards=specs, sampling=SAMPLING).manifest()))
     assert PromptTemplate(**told["template"]) == TEMPLATE
     assert told["max_completion_length"] == 20
     built = []

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo_pl.policy.export import export_policy
+from grpo_pl.policy.export import TrainedWith, export_policy
 from grpo_pl.policy.loading import PolicyConfig, load_model
 from grpo_pl.policy.lora import Lora, merged
 from grpo_pl.policy.quantization import is_quantized, nf4_config, plain
@@ -40,14 +40,9 @@ IDS = torch.tensor([[5, 6, 7, 8, 9]])
 def base(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerBase) -> Path:
     """A folder with a model in full precision."""
     folder = tmp_path_factory.mktemp("base") / "export"
-    export_policy(
-        folder,
-        model=load_model(PolicyConfig(from_scratch=SCRATCH), tokenizer),
-        tokenizer=tokenizer,
-        template=PromptTemplate(),
-        rewards=[ExactReward(correctness=True)],
-        sampling=SamplingParams(),
-    )
+    rewards = [ExactReward(correctness=True).spec()]
+    trained = TrainedWith(template=PromptTemplate(), rewards=rewards, sampling=SamplingParams())
+    export_policy(folder, trained, model=load_model(PolicyConfig(from_scratch=SCRATCH), tokenizer), tokenizer=tokenizer)
     return folder
 
 

@@ -32,7 +32,7 @@ from grpo_pl.cli.main import main
 from grpo_pl.files.checkpoints import seal
 from grpo_pl.files.runs import RunFolder
 from grpo_pl.objective.algorithm import GRPOAlgorithm
-from grpo_pl.policy.export import export_policy
+from grpo_pl.policy.export import TrainedWith, export_policy
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.trained import find_model
@@ -67,12 +67,14 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = load_tokenizer(policy)
     export_policy(
         folder,
+        TrainedWith(
+            template=PromptTemplate(prefill="<think>"),
+            rewards=[MathReward().spec(), FormatReward(weight=0.5, partial=True).spec()],
+            sampling=SamplingParams(max_completion_length=40),
+            algorithm=plain_fields(GRPOAlgorithm(scale="none", aggregation="constant", beta=0.0)),  # Dr. GRPO
+        ),
         model=load_model(policy, tokenizer),
         tokenizer=tokenizer,
-        template=PromptTemplate(prefill="<think>"),
-        rewards=[MathReward(), FormatReward(weight=0.5, partial=True)],
-        sampling=SamplingParams(max_completion_length=40),
-        algorithm=plain_fields(GRPOAlgorithm(scale="none", aggregation="constant", beta=0.0)),  # Dr. GRPO
     )
     example = {"problem": "12+34=", "answer": "46", "columns": {}}
     RunFolder(folder.parent).record.write_text(json.dumps({"examples": [example]}))  # as a run notes it

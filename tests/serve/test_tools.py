@@ -15,7 +15,7 @@ from grpo_pl.environments.calculator import calc
 from grpo_pl.environments.tool_calls import Result, TagCalls
 from grpo_pl.environments.tools import ToolEnvironment, schema
 from grpo_pl.policy.dialogue import Dialogue, PlainTurns
-from grpo_pl.policy.export import export_policy
+from grpo_pl.policy.export import TrainedWith, export_policy
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards import MathReward
@@ -61,8 +61,9 @@ def calculator(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFacto
         loss.backward()
         optimizer.step()
     folder = tmp_path_factory.mktemp("calculator") / "calculator" / "export"
-    export_policy(folder, model=model, tokenizer=tokenizer, template=template, rewards=[MathReward()],
-                  sampling=SamplingParams(max_completion_length=40, temperature=0.01))  # fmt: skip
+    sampling = SamplingParams(max_completion_length=40, temperature=0.01)
+    trained = TrainedWith(template=template, rewards=[MathReward().spec()], sampling=sampling)
+    export_policy(folder, trained, model=model, tokenizer=tokenizer)
     manifest = json.loads((folder / MANIFEST).read_text())
     manifest["environment"] = ToolEnvironment(tools=[calc], parser=TagCalls()).spec()
     manifest["episodes"] = {"plain_turns": {"observation": "[{observation}]", "tools": ""}}

@@ -83,21 +83,7 @@ def _write(trained: ServedModel, run: RunFolder, out: Path, card: str, *, merge:
         if not has_adapters(model):
             raise ValueError(f"{trained.source} has no adapters (policy.lora is null): leave --merge at true.")
         _name_base(model, dict(read_settings(run.config.read_text(encoding="utf-8"))["model"]))
-    export_policy(
-        out,
-        model=model,
-        tokenizer=trained.tokenizer,
-        template=trained.template,
-        rewards=trained.rewards,
-        sampling=trained.sampling,
-        environment=trained.environment,
-        episodes=trained.episodes,
-        algorithm=trained.algorithm,
-        precision=trained.precision,
-        decoder=trained.decoder,
-        merge=merge,
-        card=card,
-    )
+    export_policy(out, trained, model=model, tokenizer=trained.tokenizer, merge=merge, card=card)
 
 
 def _push(folder: Path, repository: str, *, private: bool) -> str:

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_pl.cli.commands.agent import agent
 from grpo_pl.environments.openai_agent import AgentEnvironment
-from grpo_pl.policy.export import export_policy
+from grpo_pl.policy.export import TrainedWith, export_policy
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards import ExactReward
 from grpo_pl.types import SamplingParams
@@ -21,12 +21,14 @@ def export(tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp
     paid = AgentEnvironment(agent=CHAT, rewarded_by="agent", variables={"SEARCH_KEY": "secret"})
     export_policy(
         tmp_path / "export",
+        TrainedWith(
+            template=PromptTemplate(),
+            rewards=[ExactReward(correctness=True).spec()],
+            sampling=SamplingParams(max_completion_length=4),
+            environment=paid.spec(),
+        ),
         model=tiny_policy,
         tokenizer=tokenizer,
-        template=PromptTemplate(),
-        rewards=[ExactReward(correctness=True)],
-        sampling=SamplingParams(max_completion_length=4),
-        environment=paid.spec(),
     )
     return tmp_path / "export"
 
