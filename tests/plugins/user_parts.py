@@ -194,7 +194,7 @@ class Slow(NativeEngine):
 
     def generate(self, *args: Any, should_stop: Callable[[], bool] | None = None, **kwargs: Any) -> Rollout:
         def slowly() -> bool:
-            time.sleep(0.02)
+            time.sleep(0.01)
             return should_stop is not None and should_stop()
 
         return super().generate(*args, should_stop=slowly, **kwargs)

