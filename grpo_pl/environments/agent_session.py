@@ -12,7 +12,9 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import groupby
 from socketserver import TCPServer
 from typing import Any, NamedTuple
 
@@ -271,22 +273,15 @@ def turns(
         first: they are a whole conversation, which is always given as messages.
     """
     told: list[Mapping[str, Any]] = []
-    results: list[Result] = []
-
-    def tell_results() -> None:
-        if results:
-            observed = parser.observation(results)
-            told.extend([{"role": "user", "content": observed}] if isinstance(observed, str) else observed)
-            results.clear()
-
-    for message in messages:
-        if message.role == "tool":
-            results.append(Result(names.get(message.tool_call_id or "", ""), message.text))
+    for are_results, those in groupby(messages, key=lambda message: message.role == "tool"):
+        if are_results:
+            observed = parser.observation([Result(names.get(m.tool_call_id or "", ""), m.text) for m in those])
+            told += [{"role": "user", "content": observed}] if isinstance(observed, str) else observed
             continue
-        tell_results()
-        text = message.text + "\n".join(parser.written(Call(c.function.name, c.arguments)) for c in message.tool_calls)
-        told.append({"role": "system" if message.role == "developer" else message.role, "content": text})
-    tell_results()
+        for message in those:
+            calls = [parser.written(Call(c.function.name, c.arguments)) for c in message.tool_calls]
+            role = "system" if message.role == "developer" else message.role
+            told.append({"role": role, "content": message.text + "\n".join(calls)})
     if first or len(told) > 1 or told[0]["role"] != "user":
         return told
     return text_of(told)
@@ -302,13 +297,13 @@ def _written(
     number: int,
 ) -> Reply:
     """The answer in the form that the request asks for."""
-    common = {"id": f"chatcmpl-{number}", "created": int(time.time()), "model": request.model or MODEL}
+    model, now = request.model or MODEL, int(time.time())
+    head = partial(answers.head, id=f"chatcmpl-{number}", created=now, model=model, fingerprint="")
     choice = {"index": 0, "logprobs": None, "finish_reason": reason}
     if not request.stream:
-        whole = answers.head("chat.completion", **common, fingerprint="")  # type: ignore[arg-type]
-        message = answers.assistant_message(text, calls)
-        return Reply(200, json.dumps({**whole, "choices": [{**choice, "message": message}], "usage": usage}))
-    chunk = answers.head("chat.completion.chunk", **common, fingerprint="")  # type: ignore[arg-type]
+        whole = head("chat.completion") | {"choices": [{**choice, "message": answers.assistant_message(text, calls)}]}
+        return Reply(200, json.dumps({**whole, "usage": usage}))
+    chunk = head("chat.completion.chunk")
     deltas = [({"role": "assistant", "content": ""}, None), (answers.delta(text, list(enumerate(calls))), None)]
     parts: list[dict[str, Any]] = [
         {**chunk, "choices": [{**choice, "delta": delta, "finish_reason": end}]}
