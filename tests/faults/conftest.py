@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -83,7 +83,9 @@ def _keep_each_step() -> None:
     sft.SAVE_EVERY_SECONDS, sft.LARGEST_SHARE = 0.0, float("inf")
 
 
-def _child(config: Path, folder: Path, cache: Path, log: Path, args: tuple[str, ...], death: Death | None) -> None:
+def _child(
+    configs: Sequence[Path], folder: Path, cache: Path, log: Path, args: tuple[str, ...], death: Death | None
+) -> None:
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -97,7 +99,7 @@ def _child(config: Path, folder: Path, cache: Path, log: Path, args: tuple[str, 
         if death is not None:
             _keep_each_step()
             _plan(death)
-        status = main(["fit", f"--config={config}", f"--runs_dir={folder}", *args])
+        status = main(["fit", *(f"--config={file}" for file in configs), f"--runs_dir={folder}", *args])
     except BaseException:
         traceback.print_exc()
     finally:
@@ -112,11 +114,11 @@ class Quickstart:
 
     folder: Path
     cache: Path
-    config: Path = CONFIG
+    configs: tuple[Path, ...] = (CONFIG,)
 
     @property
     def run(self) -> Path:
-        return self.folder / self.config.stem
+        return self.folder / self.configs[0].stem
 
     @property
     def log(self) -> str:
@@ -125,7 +127,7 @@ class Quickstart:
     def start(self, *args: str, death: Death | None = None) -> Any:
         self.folder.mkdir(parents=True, exist_ok=True)
         context = multiprocessing.get_context("fork")
-        given = (self.config, self.folder, self.cache, self.folder / "log", args, death)
+        given = (self.configs, self.folder, self.cache, self.folder / "log", args, death)
         process = context.Process(target=_child, args=given)
         process.start()
         return process
@@ -169,44 +171,44 @@ def quickstart(tmp_path: Path, cache: Path) -> Quickstart:
 @pytest.fixture
 def played(quickstart: Quickstart) -> Quickstart:
     """One of many turns."""
-    return replace(quickstart, config=PLUGINS / "down.yaml")
+    return replace(quickstart, configs=(PLUGINS / "down.yaml",))
 
 
 @pytest.fixture
 def asked(quickstart: Quickstart) -> Quickstart:
     """One whose policy answers agents over HTTP."""
-    return replace(quickstart, config=PLUGINS / "asks.yaml")
+    return replace(quickstart, configs=(PLUGINS / "asks.yaml",))
 
 
 @pytest.fixture
 def ahead(quickstart: Quickstart) -> Quickstart:
     """One whose rollouts are drawn beside the updates."""
-    return replace(quickstart, config=CONFIG.with_name("ahead.yaml"))
+    return replace(quickstart, configs=(CONFIG, CONFIG.with_name("ahead.yaml")))
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Callable[[Path], Quickstart]:
-    """``undisturbed(config)``: the run to which all others of a configuration are compared, made once."""
-    made: dict[Path, Quickstart] = {}
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Callable[[tuple[Path, ...]], Quickstart]:
+    """``undisturbed(configs)``: the run to which all others of these files are compared, made once."""
+    made: dict[tuple[Path, ...], Quickstart] = {}
 
-    def run(config: Path) -> Quickstart:
-        if config not in made:
-            made[config] = Quickstart(tmp_path_factory.mktemp("undisturbed") / "runs", cache, config)
-            assert made[config].fit() == 0, made[config].log
-        return made[config]
+    def run(configs: tuple[Path, ...]) -> Quickstart:
+        if configs not in made:
+            made[configs] = Quickstart(tmp_path_factory.mktemp("undisturbed") / "runs", cache, configs)
+            assert made[configs].fit() == 0, made[configs].log
+        return made[configs]
 
     return run
 
 
 @pytest.fixture(scope="session")
 def assert_same_end(
-    undisturbed: Callable[[Path], Quickstart], read_metrics: Callable[..., Any]
+    undisturbed: Callable[[tuple[Path, ...]], Quickstart], read_metrics: Callable[..., Any]
 ) -> Callable[[Quickstart], None]:
     """Weights, optimiser, counters and ``metrics.csv`` (clock readings left out) equal those of the undisturbed run."""
     from grpo_pl.files.sharded_checkpoints import read_checkpoint
 
     def check(quickstart: Quickstart) -> None:
-        both = (quickstart, undisturbed(quickstart.config))
+        both = (quickstart, undisturbed(quickstart.configs))
         ours, theirs = (read_checkpoint(one.run / "checkpoints" / "last.ckpt") for one in both)
         assert differences(ours, theirs) == []
         ours, theirs = (read_metrics(one.run / "metrics.csv") for one in both)

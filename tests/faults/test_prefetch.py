@@ -14,7 +14,7 @@ import pytest
 
 from grpo_pl.files.checkpoints import newest_whole, rollouts_of
 from grpo_pl.training import prefetch
-from tests.faults.conftest import Death
+from tests.faults.conftest import CONFIG, Death
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -66,7 +66,7 @@ def test_twenty_deaths_with_rollouts_under_way_leave_no_trace(
     ahead: Any, assert_same_end: Callable[[Any], None], config: str
 ) -> None:
     """Kills by the clock, wherever it finds the process; it starts anew when it comes to the end."""
-    ahead = replace(ahead, config=ahead.config.with_name(f"{config}.yaml"))
+    ahead = replace(ahead, configs=(CONFIG, CONFIG.with_name(f"{config}.yaml")))
     rng = random.Random(0)
     begun = time.monotonic()
     assert replace(ahead, folder=ahead.folder.with_name("measured")).fit() == 0
@@ -91,7 +91,7 @@ def test_twenty_deaths_of_the_engine_inside_runs_leave_no_trace(
 ) -> None:
     """Kills by the clock, with two checkpoints between two deaths, of which the second waits for all rollouts that were
     under way in the first: a second death in one rollout ends the run."""
-    ahead = replace(ahead, config=ahead.config.with_name(f"{config}.yaml"))
+    ahead = replace(ahead, configs=(CONFIG, CONFIG.with_name(f"{config}.yaml")))
     rng, killed, runs = random.Random(0), 0, 0
     while killed < 20:
         one = replace(ahead, folder=ahead.folder.with_name(f"runs{runs}"))
