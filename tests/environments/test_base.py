@@ -38,32 +38,32 @@ def test_messages_are_an_observation() -> None:
     assert read_step((messages, 0.0, False, False, {})).state == "84\nand now?"
 
 
-@pytest.mark.parametrize("reward", [math.nan, math.inf, None, "1", b"1", [1.0], 10**400, -1e300])
-def test_a_reward_that_is_no_finite_number_is_refused(reward: Any) -> None:
-    with pytest.raises(EnvironmentMistake, match="a finite number is needed"):
-        read_step(("", reward, False, False, {}))
+OTHERS = {
+    "a finite number is needed": [
+        ("", reward, False, False, {}) for reward in (math.nan, math.inf, None, "1", b"1", [1.0], 10**400, -1e300)
+    ],
+    r"returned the observation .* a text is needed": [
+        (seen, 0.0, False, False, {})
+        for seen in (None, 3, b"text", ["text"], [{"role": "user"}], [{"role": 1, "content": ""}])
+    ],
+    "stands for bytes that are no text": [
+        (seen, 0.0, False, False, {}) for seen in ("half \udc80", "\ud83d", [{"role": "user", "content": "\udc80"}])
+    ],
+    "step must return": [None, "text", ("", 0.0, False, {}), ["", 0.0, False, False, {}]],
+}
 
 
-@pytest.mark.parametrize("observation", [None, 3, b"text", ["text"], [{"role": "user"}], [{"role": 1, "content": ""}]])
-def test_an_observation_of_a_wrong_type_is_refused(observation: Any) -> None:
-    with pytest.raises(EnvironmentMistake, match=r"returned the observation .* a text is needed"):
-        read_step((observation, 0.0, False, False, {}))
-    with pytest.raises(EnvironmentMistake, match="reset returned the observation"):
-        read_reset((observation, {}))
-
-
-@pytest.mark.parametrize("text", ["half \udc80", "\ud83d"])
-def test_text_that_no_tokenizer_can_read_is_refused(text: str) -> None:
-    for observation in (text, [{"role": "user", "content": text}]):
-        with pytest.raises(EnvironmentMistake, match="stands for bytes that are no text"):
-            read_step((observation, 0.0, False, False, {}))
-
-
-@pytest.mark.parametrize("returned", [None, "text", ("", 0.0, False, {}), ["", 0.0, False, False, {}]])
-def test_a_step_of_another_shape_is_refused(returned: Any) -> None:
-    with pytest.raises(EnvironmentMistake, match="step must return"):
+@pytest.mark.parametrize(("says", "returned"), [(says, each) for says, those in OTHERS.items() for each in those])
+def test_what_is_no_step_is_refused(says: str, returned: Any) -> None:
+    with pytest.raises(EnvironmentMistake, match=says):
         read_step(returned)
-    with pytest.raises(EnvironmentMistake, match="reset must return"):
+
+
+@pytest.mark.parametrize(
+    ("says", "returned"), [("reset returned the observation", (3, {})), ("reset must return", ("", 0.0, False))]
+)
+def test_what_is_no_reset_is_refused(says: str, returned: Any) -> None:
+    with pytest.raises(EnvironmentMistake, match=says):
         read_reset(returned)
 
 

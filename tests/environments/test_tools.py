@@ -54,6 +54,8 @@ def test_calls_are_answered_in_their_order_by_tool_messages(environment: ToolEnv
         ('<tool_call>{"name": 3}</tool_call>', "must be"),
         ('<tool_call>{"name": "multiply", "arguments": [1, 2]}</tool_call>', "must be"),
         (f"<tool_call>{'[' * 100_000}</tool_call>", "not JSON"),
+        ('<tool_call>{"name": "echo", "arguments": {"text": NaN}}</tool_call>', "not JSON: NaN is no JSON number"),
+        ('<tool_call>{"name": "echo", "arguments": {"text": -Infinity}}</tool_call>', "-Infinity is no JSON number"),
         (call("divide", a=1), "no tool 'divide'; tools: multiply, echo, misbehave"),
         (call("multiply", a=1), "missing a required argument: 'b'"),
         (call("multiply", a=1, b=2, c=3), "unexpected keyword argument 'c'"),
@@ -93,12 +95,13 @@ def test_the_calls_of_an_action_share_its_time(environment: ToolEnvironment) -> 
 
 
 def test_a_call_that_hangs_holds_no_other_episode_up(environment: ToolEnvironment) -> None:
-    hang, good = call("misbehave", how="hang"), call("multiply", a=2, b=3)
+    """More of them than workers."""
+    hang = call("misbehave", how="hang")
     with EnvironmentPool(replace(environment, action_limit_s=10.0), PoolLimits(step_timeout_s=12.0)) as pool:
-        reset(pool, *range(8))
-        turns = step(pool, {episode: hang if episode < 4 else good for episode in range(8)})
+        reset(pool, *range(20))
+        turns = step(pool, {i: hang if i < 4 else call("multiply", a=i, b=2) for i in range(20)})
     assert {turn.status for turn in turns.values()} == {"ok"}
-    assert [turns[i].observation[-1]["content"] for i in range(4, 8)] == ["6"] * 4  # type: ignore[index,call-overload]
+    assert [turns[i].observation[0]["content"] for i in range(4, 20)] == [str(2 * i) for i in range(4, 20)]  # type: ignore[index,call-overload]
 
 
 def test_a_job_that_waits_for_a_worker_too_long_is_given_up() -> None:
@@ -157,13 +160,6 @@ def test_a_tool_may_be_named(tool: str) -> None:
         assert told(environment, call("multiply", a=3, b=4)) == ["12"]
     finally:
         environment.shutdown()
-
-
-def test_many_episodes_share_the_workers(environment: ToolEnvironment) -> None:
-    with EnvironmentPool(environment) as pool:
-        reset(pool, *range(20))
-        turns = step(pool, {episode: call("multiply", a=episode, b=2) for episode in range(20)})
-    assert [turns[i].observation[0]["content"] for i in range(20)] == [str(2 * i) for i in range(20)]  # type: ignore[index,call-overload]
 
 
 CALC = {"calc": calc}
@@ -236,9 +232,3 @@ def test_a_written_call_is_read_back(parser: Any) -> None:
     assert call[:3] == made[:3] and f"so {text} and"[slice(*call.span)] == text
     ((opening, closing),) = parser.tags({"calc": SCHEMA})
     assert text.startswith(opening) and text.endswith(closing)
-
-
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
-def test_what_is_no_number_in_json_is_malformed(environment: ToolEnvironment, number: str) -> None:
-    (content,) = told(environment, f'<tool_call>{{"name": "echo", "arguments": {{"text": {number}}}}}</tool_call>')
-    assert f"not JSON: {number} is no JSON number" in content

@@ -265,7 +265,8 @@ PARENT = """
 import sys, threading, time
 from pathlib import Path
 from grpo_pl.rewards.sandbox.pool import SandboxSettings, WorkerPool
-pool = WorkerPool(SandboxSettings(workers=2, wall_factor=400.0, judge=sys.argv[1]))
+limits = {"soft_limit_s": 0.8, "hard_limit_s": 1.0, "wall_factor": 600.0}
+pool = WorkerPool(SandboxSettings(workers=2, judge=sys.argv[1], **limits))
 pool.start()
 threading.Thread(target=pool.run, args=([("", sys.argv[2])],), daemon=True).start()
 while not (Path(sys.argv[2]).exists() and Path(sys.argv[2]).read_text().endswith("\\n")):
