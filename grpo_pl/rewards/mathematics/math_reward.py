@@ -167,11 +167,15 @@ class MathReward(AnswerReward, SandboxedReward):
         return [faults[gold] for gold in golds]
 
     def _judge(self, rows: Iterable[_Row]) -> dict[_Row, Verdict]:
-        """The verdict on every distinct row. A gold answer that looks costly, or that no worker would see because the
-        answer is refused, is checked first; one that was costly with an answer is checked afterwards."""
+        """The verdict on every distinct row. A gold answer that looks or was costly, or that no worker sees because
+        the answer is refused, is checked first; one that turned out costly with an answer is checked afterwards."""
         rules = [replace(self.rules, ordered=ordered) for ordered in (False, True)]
         plans = {row: rules[row[2]].plan(row[0], row[1]) for row in dict.fromkeys(rows)}
-        doubtful = [g for (g, *_), plan in plans.items() if (looks_costly(g) if isinstance(plan, Job) else plan != _OK)]
+        doubtful = (
+            gold
+            for (gold, *_), plan in plans.items()
+            if (gold in self._costly_golds or looks_costly(gold) if isinstance(plan, Job) else plan != _OK)
+        )
         faults = self._faults(gold for gold in doubtful if not self.rules.reads_at_sight(gold))
         for row, plan in plans.items():
             if plan != _OK and (fault := faults.get(row[0])):

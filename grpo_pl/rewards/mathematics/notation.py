@@ -67,9 +67,9 @@ def is_date(text: str) -> bool:
 
 def ratio(text: str) -> tuple[Fraction | str, ...] | None:
     """The terms of a ratio of three or more, divided by the first: equal for ``1:2:3`` and ``2:4:6``; ``None`` for
-    anything else. math-verify would divide the terms one after another."""
+    anything else, such as ``a:b:c = 1:2:3``. math-verify would divide the terms one after another."""
     terms = split_top(symbols(text), ":")
-    if len(terms) < 3 or "" in terms:
+    if len(terms) < 3 or "" in terms or "=" in text:
         return None
     if not all(re.fullmatch(r"\d{1,20}(?:\.\d{1,20})?", term) for term in terms) or not Fraction(terms[0]):
         return tuple(terms)
