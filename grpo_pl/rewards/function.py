@@ -16,7 +16,6 @@ from typing import Any, Literal, Self, TypeVar
 
 from grpo_pl.processes.modules import load_module
 from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score
-from grpo_pl.rewards.batch import in_thread
 from grpo_pl.rewards.logged_extras import current_extras
 
 T = TypeVar("T")
@@ -215,6 +214,8 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
     with _starting:
         loop, thread = _start_loop(os.getpid())  # a forked process has none of its parent's threads
     if threading.current_thread() is thread:  # called by a coroutine of ours: the loop cannot wait for itself
+        from grpo_pl.rewards.batch import in_thread
+
         return in_thread(lambda: asyncio.run(coroutine)).result()
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     try:

@@ -255,6 +255,15 @@ def test_all_calls_share_one_event_loop_so_that_clients_live_on(file: Path) -> N
     assert len(reward._call.__globals__["LOOPS"]) == 1
 
 
+def test_an_asynchronous_function_may_ask_another_reward(file: Path) -> None:
+    asked = FunctionReward(function=f"{file}:nap")
+
+    async def asking(completions: list[str]) -> list[float | None]:
+        return [score.value for score in asked(completions, [""] * len(completions), {})]
+
+    assert FunctionReward(function=asking)(["abc"], [""], {})[0].value == 3.0
+
+
 def test_what_an_asynchronous_function_raises_names_it(file: Path) -> None:
     with pytest.raises(KeyError) as error:
         scored(FunctionReward(function=f"{file}:late_and_broken"), ExactReward(), completions=["a"])
