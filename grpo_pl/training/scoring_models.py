@@ -46,7 +46,8 @@ class ScoringModels:
     @property
     def _copies(self) -> dict[str, Reference]:
         """What is made of the policy, by its name in checkpoints."""
-        made = {"reference": self.reference, "self_teacher": self.self_teacher and self.self_teacher.copy}
+        own = None if self.self_teacher is None else self.self_teacher.copy
+        made = {"reference": self.reference, "self_teacher": own}
         return {name: each for name, each in made.items() if each is not None}
 
     @property
