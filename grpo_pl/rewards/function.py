@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import copy
 import inspect
 import math
 import os
@@ -11,8 +9,8 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any, Literal, Self, TypeVar
+from functools import partial
+from typing import Any, Literal
 
 from grpo_pl.processes.modules import load_module
 from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score
@@ -106,8 +104,7 @@ class FunctionReward(Reward):
     the data set are conversations."""
 
     def __post_init__(self) -> None:
-        if "_call" not in vars(self):  # a copy has that of its original
-            self._call = load_function(self.function) if isinstance(self.function, str) else self.function
+        self._call = load_function(self.function) if isinstance(self.function, str) else self.function
         if not callable(self._call):
             raise ValueError(f"function must be a reference or a function, got {self.function!r}.")
         parameters = inspect.signature(self._call).parameters.values()
@@ -193,44 +190,3 @@ class FunctionReward(Reward):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.__post_init__()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A copy that calls a copy of the same function: to load it again would run the file of a user again."""
-        twin = memo[id(self)] = object.__new__(type(self))
-        twin._call = copy.deepcopy(self._call, memo)
-        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        return twin
-
-
-def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Runs ``coroutine`` and returns its result; may be called from any thread, also from one that runs an event loop.
-
-    All coroutines of a process share one loop, so that what they keep between calls, such as the connections of a
-    client, stays usable. If the caller is interrupted while it waits, the coroutine is cancelled.
-
-    Raises:
-        Exception: whatever the coroutine raises.
-    """
-    with _starting:
-        loop, thread = _start_loop(os.getpid())  # a forked process has none of its parent's threads
-    if threading.current_thread() is thread:  # called by a coroutine of ours: the loop cannot wait for itself
-        from grpo_pl.rewards.batch import in_thread
-
-        return in_thread(lambda: asyncio.run(coroutine)).result()
-    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
-    try:
-        return future.result()
-    except BaseException:
-        future.cancel()
-        raise
-
-
-_starting = threading.Lock()
-
-
-@cache
-def _start_loop(process: int) -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="async rewards", daemon=True)
-    thread.start()
-    return loop, thread
