@@ -273,20 +273,16 @@ class Stage:
     @contextmanager
     def open(self) -> Iterator[None]:
         """The environment, prepared; agents have processes of their own."""
-        if self.environment.writes_prompt:
-            with EnvironmentPool(self.environment, self.limits) as pool:
+        with ExitStack() as around:
+            if self.environment.writes_prompt:
+                pool = around.enter_context(EnvironmentPool(self.environment, self.limits))
                 pool.start()
                 self._pool[:] = [pool]
-                try:
-                    yield
-                finally:
-                    self._pool.clear()
-            return
-        self.environment.prepare()
-        try:
+                around.callback(self._pool.clear)
+            else:
+                self.environment.prepare()
+                around.callback(self.environment.shutdown)
             yield
-        finally:
-            self.environment.shutdown()
 
     def demonstrations(self, played: Sequence[tuple[Problem, Sequence[str] | Player, int]]) -> list[Demonstration]:
         """Plays episodes: problem, actions, seed."""
