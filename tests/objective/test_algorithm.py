@@ -379,22 +379,22 @@ def relative(a: Tensor, b: Tensor) -> float:
     return ((a - b).norm() / b.norm()).item()
 
 
-SPLITS = {
-    "rows": [[i] for i in range(P * G)],
-    "uneven": [[0, 1, 2], list(range(3, 14)), [14], [15]],
-    "shuffled": [[15, 2, 9, 4], [8, 0, 13, 6, 11], [10, 3, 12, 5, 14, 7, 1]],
-}
+SPLITS = [
+    [[i] for i in range(P * G)],
+    [[0, 1, 2], list(range(3, 14)), [14], [15]],
+    [[15, 2, 9, 4], [8, 0, 13, 6, 11], [10, 3, 12, 5, 14, 7, 1]],
+]
 
 
-@pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("name", presets())
-def test_micro_batches_and_their_order_do_not_change_the_gradient(name, split):
+def test_micro_batches_and_their_order_do_not_change_the_gradient(name):
     algorithm, batch = preset(name), make_batch()
     loss, whole = our_gradient(algorithm, batch)
-    split_loss, parts = our_gradient(algorithm, batch, SPLITS[split])
-    assert relative(parts, whole) <= 1e-10
-    assert split_loss.item() == pytest.approx(loss.item(), rel=1e-10, abs=1e-12)
-    single = our_gradient(algorithm, batch, SPLITS[split], dtype=torch.float32)[1]
+    for split in SPLITS:
+        split_loss, parts = our_gradient(algorithm, batch, split)
+        assert relative(parts, whole) <= 1e-10
+        assert split_loss.item() == pytest.approx(loss.item(), rel=1e-10, abs=1e-12)
+    single = our_gradient(algorithm, batch, SPLITS[-1], dtype=torch.float32)[1]
     assert relative(single.double(), whole) <= 1e-5
 
 
@@ -453,7 +453,7 @@ def test_what_is_masked_does_not_matter(name, changes):
     assert torch.equal(*gradients)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from(["grpo_no_kl", "gspo", "gmpo", "dapo"]), st.permutations(range(G)))
 def test_order_of_completions_inside_groups_does_not_matter(seed, name, order):
     batch = make_batch(seed)
@@ -610,28 +610,6 @@ def test_needs():
     assert (gkd.divergence_mix, replace(gkd, distillation="forward_kl").divergence_mix) == (0.5, 0.0)
     dppo = replace(preset("dppo"), num_iterations=4)
     assert dppo.needs_sampling_logprobs and not dppo.needs_old_logprobs  # nothing is scored before the first update
-
-
-@pytest.mark.parametrize(
-    "name", [name for name in presets() if preset(name).ratio_level == "token" and name != "vespo"]
-)
-def test_token_level_losses_may_be_computed_from_a_flat_list_of_tokens(name):
-    algorithm, batch = preset(name), make_batch()
-    result, advantages = token_advantages(algorithm, batch)
-    sequences, tokens = result.totals(batch.lengths)
-    weights = algorithm.token_weights(
-        batch.mask, num_sequences=sequences, num_tokens=tokens, max_completion_length=9, dtype=torch.float64
-    )
-    keep = batch.mask & result.keep.view(-1, 1)
-    chosen = chosen_tokens(algorithm, batch, result, advantages)
-    flat = [x.expand(P * G, T)[keep].unsqueeze(0) for x in (batch.logprobs, batch.old, advantages, weights, batch.ref)]
-    logprobs, old, advantages, weights, ref = flat
-    loss = loss_of(
-        algorithm, logprobs=logprobs, old_logprobs=old, advantages=advantages, ref=ref, weights=weights,
-        mask=torch.ones_like(old, dtype=torch.bool), sampling_logprobs=old, divergence=stand_in(logprobs, ref),
-        covariance_mask=None if chosen is None else chosen[keep].unsqueeze(0),
-    ).loss  # fmt: skip
-    assert loss.item() == pytest.approx(our_gradient(algorithm, batch)[0].item(), rel=1e-10)
 
 
 def one_token(algorithm: GRPOAlgorithm, **arguments):

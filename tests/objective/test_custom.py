@@ -240,7 +240,7 @@ def test_a_run_learns_with_a_users_estimator_and_surrogate(command_line: Any) ->
         "baseline": {"class_path": "loo_median.LeaveOneOutMedian", "init_args": {"factor": 0.5}},
         "surrogate": {"class_path": "user_parts.PulledBack", "init_args": {"strength": 0.1}},
     }
-    config = command_line.config("own_parts", model__algorithm=algorithm, trainer__limit_val_batches=0)
+    config = command_line.config("own_parts", model__algorithm=algorithm, trainer__limit_val_batches=0, data__steps=2)
     command_line.done("fit", "--config", config)
     run = command_line.runs / "own_parts"
     rows = list(csv.DictReader((run / "metrics.csv").open()))

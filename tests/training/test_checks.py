@@ -16,13 +16,14 @@ from grpo_pl.distributed.strategy import FSDP2Strategy
 from grpo_pl.distributed.tensor_parallel import check_layers
 from grpo_pl.environments.openai_agent import AgentEnvironment
 from grpo_pl.environments.tool_calls import TagCalls
+from grpo_pl.functional.sampling import DRAW_RULE
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.privileged import PrivilegedText
 from grpo_pl.rewards import ExactReward
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.training.checks import check_engine, check_strategy, check_trainer
+from grpo_pl.training.checks import check_engine, check_strategy, check_trainer, warn_of_earlier_rules
 from grpo_pl.training.demonstrated import DemonstrationBatches
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import Rollout, SamplingParams
@@ -171,3 +172,27 @@ def test_weights_alone_are_no_sharded_checkpoint_and_are_refused_before_the_trai
                 check_trainer(trainer)
         else:
             check_trainer(trainer)
+
+
+AUTO = {"gain": 1.5, "mean_error": 1e-3, "p99_error": 1e-2}
+"""What ``model.compute: auto`` of an earlier version noted where it took bfloat16."""
+
+
+@pytest.mark.parametrize(
+    ("noted", "precision", "told"),
+    [
+        ({"draw_rule": DRAW_RULE}, "32-true", []),
+        ({}, "32-true", ["samples differ from here on"]),
+        ({"draw_rule": DRAW_RULE, "compute": AUTO}, "32-true", ["bf16-mixed goes on as before"]),
+        ({"draw_rule": DRAW_RULE, "compute": AUTO}, "bf16-mixed", []),
+        ({"draw_rule": DRAW_RULE, "compute": AUTO | {"gain": 1.29}}, "32-true", []),
+        ({"draw_rule": DRAW_RULE, "compute": AUTO | {"mean_error": float("nan")}}, "32-true", []),
+        ({"draw_rule": DRAW_RULE, "compute": {}}, "32-true", []),
+    ],
+)
+def test_a_checkpoint_of_an_earlier_version_tells_what_goes_on_otherwise(
+    noted: dict[str, Any], precision: str, told: list[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    warn_of_earlier_rules(noted, precision)
+    said = [str(warning.message) for warning in recwarn]
+    assert len(said) == len(told) and all(part in line for part, line in zip(told, said, strict=True))

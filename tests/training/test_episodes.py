@@ -18,7 +18,10 @@ from tests.process_list import started_processes
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 CONFIG = PLUGINS / "down.yaml"
-SHORT = ("--data.steps=2", "--data.val_prompts=2", "--model.cold_start.steps=20", "--model.validation.greedy=false")
+SHORT = (
+    *("--data.steps=2", "--data.val_prompts=2", "--data.prompts_per_step=2", "--trainer.val_check_interval=2"),
+    *("--model.cold_start.steps=10", "--model.validation.greedy=false", "--model.validation.samples=1"),
+)
 IN_PROCESSES = "--model.environment.init_args.isolation=process"
 
 

@@ -94,8 +94,8 @@ def test_the_cold_start_shows_training_questions_only(heard: Any) -> None:
     assert {text.split("{")[1].split("}")[0] for text in heard.SHOWN[TRIED:]} == answers
 
 
-def test_the_engine_hears_of_new_weights_once_after_each_rollout(command_line: Any) -> None:
-    _run(
+def test_the_engine_hears_of_new_weights_once_after_each_rollout(command_line: Any, read_metrics: ReadMetrics) -> None:
+    metrics = _run(
         command_line,
         "telling",
         **SHORT,
@@ -110,6 +110,8 @@ def test_the_engine_hears_of_new_weights_once_after_each_rollout(command_line: A
         *["draw", "update"] * 2,
         "draw",
     ] == sys.modules["user_parts"].EVENTS
+    rows = _held_out(read_metrics(metrics))
+    assert len(rows) == 3 and all("val/greedy" not in row for row in rows)
 
 
 def test_what_has_no_value_in_a_step_is_left_empty(command_line: Any, read_metrics: ReadMetrics) -> None:
@@ -133,13 +135,6 @@ def test_kl_is_logged_where_there_is_a_reference_and_begins_at_zero(
     assert all(value > 1e-6 for value in kl[2:])
 
 
-def test_greedy_validation_can_be_left_out(command_line: Any, read_metrics: ReadMetrics) -> None:
-    metrics = _run(command_line, "sampled_only", **SHORT, model__validation={"samples": 2, "greedy": False})
-    rows = _held_out(read_metrics(metrics))
-    assert len(rows) == 3
-    assert all("val/greedy" not in row for row in rows)
-
-
 def test_validations_of_equal_weights_are_equal(command_line: Any, read_metrics: ReadMetrics) -> None:
     rows = _held_out(
         read_metrics(_run(command_line, "still", model__optimization={"lr": 1e-12}, model__validation={"samples": 8}))
@@ -149,19 +144,31 @@ def test_validations_of_equal_weights_are_equal(command_line: Any, read_metrics:
     assert len(values) == 1  # held-out samples are drawn with the same noise every time
 
 
-def test_a_run_drawn_by_an_earlier_rule_goes_on_with_one_line_that_says_so(command_line: Any, tmp_path: Path) -> None:
-    """Checkpoints of version 0.2 do not say how tokens were drawn; those of this version resume without the line."""
-    checkpoints = _run(command_line, "former", data__steps=1, **SHORT).parent / "checkpoints"
-    checkpoint = torch.load(checkpoints / "last.ckpt", weights_only=True)
-    assert checkpoint.pop("draw_rule") == "keyed race"
-    torch.save(checkpoint, tmp_path / "former.ckpt")
-    for name, path, lines in (("same", checkpoints / "last.ckpt", 0), ("other", tmp_path / "former.ckpt", 1)):
-        config = command_line.config(name, data__steps=2, **SHORT)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            outcome = command_line("fit", "--config", config, f"--ckpt_path={path}")
-        assert outcome.status == 0, outcome.err
-        assert sum("samples differ from here on" in str(warning.message) for warning in caught) == lines
+def test_a_run_of_an_earlier_version_goes_on_with_lines_that_say_what_differs(
+    command_line: Any, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Its checkpoint does not say how tokens were drawn, its settings that ``model.compute: auto`` chose bfloat16."""
+    save = GRPOModule.on_save_checkpoint
+
+    def saved(self: GRPOModule, checkpoint: dict[str, Any]) -> None:
+        save(self, checkpoint)
+        assert checkpoint.pop("draw_rule") == "keyed race"
+        checkpoint["compute"] = {"gain": 1.5, "mean_error": 1e-3, "p99_error": 1e-2, "equal_rows": 0.9}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GRPOModule, "on_save_checkpoint", saved)
+        run = _run(command_line, "former", data__steps=1, **SHORT).parent
+    earlier = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(earlier.replace("\nmodel:\n", "\nmodel:\n  compute: auto\n"))
+    assert "compute: auto" in (run / "config.yaml").read_text()
+    recwarn.clear()
+    outcome = command_line.done(
+        "fit", f"--config={command_line.config('former', data__steps=1, **SHORT)}", "--resume", "--data.steps=2"
+    )
+    lines = [*map(str, (w.message for w in recwarn)), *outcome.err.splitlines()]
+    for told in ("samples differ from here on", "bf16-mixed goes on as before"):
+        assert len([line for line in lines if told in line]) == 1
+    assert "model.compute: " not in "".join(line for line in lines if line.startswith("changed"))
 
 
 def test_a_resumed_run_draws_with_what_it_drew_with_or_says_so(command_line: Any, monkeypatch: Any) -> None:
@@ -281,10 +288,6 @@ def test_what_needs_a_right_answer_is_refused_without_one(command_line: Any) -> 
         assert outcome.status == 1 and told in outcome.err, outcome.err
 
 
-AUTO = {"gain": 1.5, "mean_error": 1e-3, "p99_error": 1e-2, "equal_rows": 0.9}
-"""What ``model.compute: auto`` of an earlier version noted where it took bfloat16."""
-
-
 def test_a_run_in_bfloat16_draws_trains_and_validates_in_it(command_line: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, set[bool]] = {"rollout": set(), "update": set()}
     draw, score = NativeEngine.generate, PolicyUpdate.run
@@ -297,74 +300,36 @@ def test_a_run_in_bfloat16_draws_trains_and_validates_in_it(command_line: Any, m
         seen["update"].add(torch.is_autocast_enabled("cpu"))
         return score(self, *arguments, **options)
 
+    def newly_seen() -> dict[str, set[bool]]:
+        found = {name: set(values) for name, values in seen.items()}
+        for values in seen.values():
+            values.clear()
+        return found
+
     monkeypatch.setattr(NativeEngine, "generate", drawn)
     monkeypatch.setattr(PolicyUpdate, "run", updated)
-    for precision, on in (("bf16-mixed", True), ("32-true", False)):
-        config = command_line.config(f"seen_{precision}", trainer__precision=precision)
-        command_line.done("fit", f"--config={config}", f"--name=seen_{precision}", "--data.steps=2")
-        assert seen == {"rollout": {on}, "update": {on}}
-        run = command_line.runs / f"seen_{precision}"
-        last = run / "checkpoints" / "last.ckpt"
-        assert json.loads((run / "run.json").read_text())["compute"]["precision"] == precision
-        state = torch.load(last, weights_only=True)
-        moments = [value for moment in state["optimizer_states"][0]["state"].values() for value in moment.values()]
-        assert {value.dtype for value in [*state["state_dict"].values(), *moments]} == {torch.float32}
-        seen = {name: set() for name in seen}
-        command_line.done("validate", f"--config={config}", f"--ckpt_path={last}")
-        assert seen == {"rollout": {on}, "update": set()}
-        seen = {name: set() for name in seen}
-        output = command_line.runs / f"seen_{precision}.jsonl"
-        assert main(["predict", f"--model={run}", "--prompts=2", "--samples=2", f"--output={output}"]) == 0
-        assert seen == {"rollout": {on and multiplies_bfloat16()}, "update": set()}
-        seen = {name: set() for name in seen}
-        for model in (run / "export", last):
-            trained = find_model(model)
-            with trained.computing(trained.load_policy("cpu")):
-                assert torch.is_autocast_enabled("cpu") is (on and multiplies_bfloat16())
-    bf16 = command_line.runs / "seen_bf16-mixed"
+    config = command_line.config("bf16", trainer__precision="bf16-mixed")
+    run, last = command_line.runs / "bf16", command_line.runs / "bf16" / "checkpoints" / "last.ckpt"
+    command_line.done("fit", f"--config={config}", "--data.steps=2")
+    assert newly_seen() == {"rollout": {True}, "update": {True}}
+    assert json.loads((run / "run.json").read_text())["compute"]["precision"] == "bf16-mixed"
+    state = torch.load(last, weights_only=True)
+    moments = [value for moment in state["optimizer_states"][0]["state"].values() for value in moment.values()]
+    assert {value.dtype for value in [*state["state_dict"].values(), *moments]} == {torch.float32}
+    command_line.done("validate", f"--config={config}", f"--ckpt_path={last}")
+    assert newly_seen() == {"rollout": {True}, "update": set()}
+    output = command_line.runs / "bf16.jsonl"
+    assert main(["predict", f"--model={run}", "--prompts=2", "--samples=2", f"--output={output}"]) == 0
+    assert newly_seen() == {"rollout": {multiplies_bfloat16()}, "update": set()}
+    for model in (run / "export", last):
+        trained = find_model(model)
+        with trained.computing(trained.load_policy("cpu")):
+            assert torch.is_autocast_enabled("cpu") is multiplies_bfloat16()
+    newly_seen()
     changed = ["--trainer.precision=32-true", "--data.steps=3", "--resume"]
-    outcome = command_line.done("fit", "--config", bf16 / "config.yaml", "--name=seen_bf16-mixed", *changed)
-    assert seen == {"rollout": {False}, "update": {False}}
+    outcome = command_line.done("fit", "--config", run / "config.yaml", "--name=bf16", *changed)
+    assert newly_seen() == {"rollout": {False}, "update": {False}}
     assert "precision 32-true, processes 1" in outcome.err
-    assert find_model(bf16 / "checkpoints" / "last.ckpt").precision == "32-true"
-
-
-@pytest.mark.parametrize(
-    ("noted", "options", "said"),
-    [
-        (AUTO, [], 1),
-        (AUTO, ["--trainer.precision=bf16-mixed"], 0),
-        pytest.param(AUTO | {"gain": 1.29}, [], 0, marks=pytest.mark.slow),
-        pytest.param(AUTO | {"mean_error": float("nan")}, [], 0, marks=pytest.mark.slow),
-        pytest.param({}, [], 0, marks=pytest.mark.slow),
-    ],
-    ids=["bfloat16", "bfloat16_again", "slow", "apart", "exact"],
-)
-def test_a_run_of_an_earlier_version_that_chose_bfloat16_says_so(
-    command_line: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    recwarn: pytest.WarningsRecorder,
-    request: pytest.FixtureRequest,
-    noted: dict[str, float],
-    options: list[str],
-    said: int,
-) -> None:
-    name = request.node.callspec.id
-    config, run = command_line.config(name, data__steps=1), command_line.runs / name
-    save = GRPOModule.on_save_checkpoint
-
-    def saved(self: GRPOModule, checkpoint: dict[str, Any]) -> None:
-        save(self, checkpoint)
-        checkpoint["compute"] = noted
-
-    with monkeypatch.context() as patch:
-        patch.setattr(GRPOModule, "on_save_checkpoint", saved)
-        assert command_line("fit", f"--config={config}").status == 0
-    earlier = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(earlier.replace("\nmodel:\n", "\nmodel:\n  compute: auto\n"))
-    assert "compute: auto" in (run / "config.yaml").read_text()
-    recwarn.clear()
-    outcome = command_line.done("fit", f"--config={config}", "--resume", "--data.steps=2", *options)
-    lines = [*map(str, (w.message for w in recwarn)), *outcome.err.splitlines()]
-    assert len([line for line in lines if "bf16-mixed goes on as before" in line]) == said
-    assert "model.compute: " not in "".join(line for line in lines if line.startswith("changed"))
+    assert find_model(last).precision == "32-true"
+    with find_model(last).computing(find_model(last).load_policy("cpu")):
+        assert not torch.is_autocast_enabled("cpu")

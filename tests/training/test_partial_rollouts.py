@@ -71,7 +71,7 @@ def test_one_step_in_flight_is_the_run_without_parts(command_line: Any, read_met
         )
 
 
-@pytest.mark.parametrize("stopped_after", [1, 2])
+@pytest.mark.parametrize("stopped_after", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_resumed_run_is_the_undisturbed_one(
     command_line: Any, run: Path, read_metrics: ReadMetrics, stopped_after: int
 ) -> None:

@@ -169,6 +169,7 @@ def test_demonstrations_of_held_out_problems_are_refused(command_line: Any, tmp_
     assert repr(leaked) in outcome.err and "set data.allow_overlap to true" in outcome.err
 
 
+@pytest.mark.slow
 def test_demonstrations_that_predict_wrote_of_held_out_problems_are_refused(command_line: Any, tmp_path: Path) -> None:
     from grpo_pl.cli.commands.predict import predict
 
