@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
@@ -154,6 +155,25 @@ def test_a_process_that_dies_is_told_and_nothing_is_refused(tokenizer: PreTraine
 
     (said,) = probe(tokenizer, FunctionReward(name="crashing", function=crashing))
     assert said == "reward 'crashing' has no result: the process that tried it ended by SIGKILL."
+
+
+def test_a_process_with_a_gpu_is_not_forked(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    (said,) = probe(tokenizer, FunctionReward(name="raising", function=raising))
+    assert said.startswith("reward 'raising' is not tried before the start: this process uses a GPU")
+
+
+def test_a_judge_that_does_not_answer_is_not_waited_for(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr(JudgeReward, "__call__", lambda *_: answered.wait())
+    monkeypatch.setattr(reward_probe, "LIMIT_S", 0.2)
+    (said,) = probe(tokenizer, JudgeReward(model="m", base_url="http://127.0.0.1:9", check_remote=True))
+    answered.set()
+    assert said == "reward 'judge' was not waited for: texts that try it took until 0.2 s had passed."
 
 
 def test_process_rewards_and_episodes_get_junk_only_and_judges_nothing(
