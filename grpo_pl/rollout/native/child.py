@@ -12,7 +12,7 @@ from torch import Tensor
 from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.policy.weights import from_weights, lacking, load_whole
 from grpo_pl.rollout.child.engine import ChildEngine
-from grpo_pl.rollout.child.model_spec import ModelSpec
+from grpo_pl.rollout.copy_engine import ModelSpec
 from grpo_pl.rollout.engine import ProgressFn
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.types import GenerateRequest, Rollout

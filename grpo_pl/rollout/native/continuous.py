@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -80,7 +81,7 @@ class _Row:
     drawn: int = 0
     token_keys: list[int] = field(default_factory=list)  # one per position, of the block that it is in
 
-    @property
+    @cached_property
     def kind(self) -> tuple[float, int, float]:
         """Sampling parameters; rows of equal ones are drawn in one call."""
         sampling = self.options.sampling
@@ -135,8 +136,6 @@ class ContinuousBatch:
         self._rows: list[_Row] = []  # in the decoder's order
         self._tokens: list[int] = []  # the last one of each row, which the decoder has not seen yet
         self._joining: list[_Joining] = []
-        self._kinds: dict[tuple[float, int, float], list[int]] | None = None  # rows by kind; None: not known yet
-        self._processed: list[int] = []  # rows with a processor, known with the kinds
         self._numbers = count() if numbers is None else numbers
 
     def __len__(self) -> int:
@@ -232,7 +231,6 @@ class ContinuousBatch:
             group = [self._joining[i] for i in part]
             logits.append(self._decoder.join([contexts[i] for i in part], [len(join.rows) for join in group]))
             self._rows += [row for join in group for row in join.rows]
-            self._kinds = None
         self._joining.clear()
         if not self._rows:
             return []
@@ -244,13 +242,10 @@ class ContinuousBatch:
         for join in self._joining:
             slots.join(join.prompt, [_draw_of(row, join.drawn) for row in join.rows])
             self._rows += join.rows
-            self._kinds = None
         self._joining.clear()
         if not self._rows:
             return []
         by_torch = any(needs_logits(row.options, row.processor) for row in self._rows)
-        if slots.reading:
-            self._kinds = None  # of the rows that are drawn
         steps = 1 if by_torch else most
         advanced = slots.advance(steps, read=_READ * steps)
         lengths = advanced.lengths.tolist()
@@ -272,19 +267,15 @@ class ContinuousBatch:
     def _draw(self, rows: Sequence[_Row], logits: Tensor) -> list[Drawn]:
         """The next token of each row, from its logits (rows, V)."""
         noise = Noise(_token_keys(rows).to(logits.device))
-        if self._kinds is None:  # rows have come or gone
-            self._kinds = {}
-            for i, row in enumerate(rows):
-                self._kinds.setdefault(row.kind, []).append(i)
-            self._processed = [i for i, row in enumerate(rows) if row.processor is not None]
-        kinds = self._kinds
-        if self._processed:
+        kinds: dict[tuple[float, int, float], list[int]] = {}
+        for i, row in enumerate(rows):
+            kinds.setdefault(row.kind, []).append(i)
+        if processed := [(i, row.processor) for i, row in enumerate(rows) if row.processor is not None]:
             logits = logits.float().clone()
-            for i in self._processed:
-                logits[i] = rows[i].processor(logits[i])  # type: ignore[misc]  # that is why it is listed
+            for i, processor in processed:
+                logits[i] = processor(logits[i])
         if len(kinds) == 1:
-            ((kind, _),) = kinds.items()
-            tokens, logprobs = _draw_kind(kind, logits, noise)
+            tokens, logprobs = _draw_kind(rows[0].kind, logits, noise)
         else:
             tokens, logprobs = (logits.new_empty(len(logits), dtype=dtype) for dtype in (torch.int64, torch.float32))
             for kind, members in kinds.items():
@@ -300,7 +291,6 @@ class ContinuousBatch:
         if not all(alive):
             order = self._decoder.keep(alive)
             self._rows = [self._rows[i] for i in order]
-            self._kinds = None
             self._tokens = [self._tokens[i] for i in order] if self._tokens else []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,9 +16,9 @@ from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.decode_kernel import DecodeKernel, PackedPolicy, built_kernels, draw_rollout
 from grpo_pl.rollout.native.decoder_choice import TORCH, choose_decoder
 from grpo_pl.rollout.native.graph_decoder import GraphDecoder, decodes_in_graphs
-from grpo_pl.rollout.native.kernel_slots import Draw, KernelTurns
+from grpo_pl.rollout.native.kernel_slots import Draw, KernelSlots
 from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
-from grpo_pl.rollout.native.slots import TurnSlots
+from grpo_pl.rollout.native.slots import TurnSlots, alike, continued
 from grpo_pl.rollout.native.weights import refuse_llama_family
 from grpo_pl.rollout.plain import PlainEngine
 
@@ -188,13 +188,15 @@ def _follow(
 
 
 class _TurnsEngine(NativeEngine):
-    """Draws turns of episodes: keeps the keys and values of contexts for those that continue them. The weights are
-    read once, at the first turn."""
+    """Draws turns of episodes: keeps the keys and values of contexts for those that continue them in the order of the
+    last time; any other is computed from its beginning. The weights are read once, at the first turn."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
         self._most = rows
-        self._slots: TurnSlots | KernelTurns | None = None
+        self._slots: TurnSlots | KernelSlots | None = None
+        self._held: list[list[int]] = []  # by row of the slots: the tokens whose keys and values are kept
+        self._numbers: list[int] = []  # by row: the context that it continues
 
     def _draw(
         self, model: PreTrainedModel, ids: Tensor, mask: Tensor, owners: Tensor, keys: Tensor, monitor: DecodeMonitor
@@ -205,16 +207,58 @@ class _TurnsEngine(NativeEngine):
         contexts = [row[real].tolist() for row, real in zip(ids[owners].cpu(), mask[owners].cpu(), strict=True)]
         with torch.no_grad():
             if self._slots is None:
-                kernel = self._kernel(model, monitor)
-                if kernel is None:
-                    self._slots = TurnSlots(model, rows=self._most)
-                else:
-                    self._slots = KernelTurns(kernel, model, rows=self._most)
-            if isinstance(self._slots, KernelTurns):
-                ends, temperature = frozenset(monitor.eos), monitor.sampling.temperature
-                limits = zip(keys.tolist(), monitor.request.row_limits, strict=True)
-                draws = [Draw(key=key, temperature=temperature, limit=limit, ends=ends) for key, limit in limits]
-                return [self._slots.draw(contexts, draws, monitor.follow)]
-            with torch.autocast(owners.device.type, enabled=False):
-                logits, order = self._slots.resume(contexts)
-                return [self._decode(self._slots, logits, keys, 0, monitor, order)]
+                kernel, rows = self._kernel(model, monitor), self._most
+                self._slots = TurnSlots(model, rows=rows) if kernel is None else KernelSlots(kernel, model, rows=rows)
+            slots = self._slots
+            found, fresh = continued(self._held, self._numbers, contexts)
+            wanted = [row in found for row in range(len(self._held))]
+            order = slots.keep(wanted) if isinstance(slots, KernelSlots) else slots.resume(wanted)
+            self._numbers = [found[row] for row in order]
+            new = [contexts[number][slots.held(row) :] for row, number in enumerate(self._numbers)]
+            if isinstance(slots, KernelSlots):
+                tokens, logprobs = self._turn_by_kernel(slots, new, fresh, keys, monitor)
+            else:
+                with torch.autocast(owners.device.type, enabled=False):
+                    tokens, logprobs = self._turn_by_torch(slots, new, fresh, keys, monitor)
+            numbered = enumerate(self._numbers)
+            self._held = [[*contexts[n], *tokens[n].tolist()][: slots.held(row)] for row, n in numbered]
+        return [(tokens, logprobs)]
+
+    def _turn_by_kernel(
+        self,
+        slots: KernelSlots,
+        new: Sequence[Sequence[int]],
+        fresh: Mapping[tuple[int, ...], list[int]],
+        keys: Tensor,
+        monitor: DecodeMonitor,
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens and log-probabilities (B, T) of one turn, of what rows see ``new`` and of ``fresh`` contexts."""
+        ends, temperature = frozenset(monitor.eos), monitor.sampling.temperature
+        limits = zip(keys.tolist(), monitor.request.row_limits, strict=True)
+        draws = [Draw(key=key, temperature=temperature, limit=limit, ends=ends) for key, limit in limits]
+        for row, tokens in enumerate(new):
+            slots.prepare(row, draws[self._numbers[row]], feed=tokens)
+        for context, numbers in fresh.items():
+            slots.join(context, [draws[number] for number in numbers])
+            self._numbers += numbers
+        monitor.follow(0, 0)
+        advanced = slots.advance(max(draw.limit for draw in draws), monitor.follow)
+        monitor.follow(int(advanced.lengths.sum()), len(draws))
+        rows, width = torch.tensor(self._numbers).argsort(), int(advanced.lengths.max())
+        return advanced.tokens[rows, :width], advanced.logprobs[rows, :width]
+
+    def _turn_by_torch(
+        self,
+        slots: TurnSlots,
+        new: Sequence[Sequence[int]],
+        fresh: Mapping[tuple[int, ...], list[int]],
+        keys: Tensor,
+        monitor: DecodeMonitor,
+    ) -> tuple[Tensor, Tensor]:
+        """The same by the own forward pass."""
+        logits, prompts = [slots.extend(new)] if new else [], list(fresh)
+        for part in alike(prompts):
+            logits.append(slots.join([prompts[i] for i in part], [len(fresh[prompts[i]]) for i in part]))
+            self._numbers += [number for i in part for number in fresh[prompts[i]]]
+        slots.numbers = self._numbers  # which change places with their rows
+        return self._decode(slots, torch.cat(logits), keys, 0, monitor, list(self._numbers))

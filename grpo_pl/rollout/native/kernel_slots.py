@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from grpo_pl.rollout.native.decode_kernel import Ask, DecodeKernel, PackedPolicy, asking
-from grpo_pl.rollout.native.slots import continued
 
 _POSITIONS = 128  # of a prompt whose logits are computed at once: all of them may be more than memory holds
 
@@ -269,48 +268,3 @@ class KernelSlots:
             values[:, :, :old] = row.own[:, old * size :].unflatten(1, (-1, old, panel))
         self._policy.reach(sequence.seen + columns)
         row.own, sequence.own, sequence.columns = grown, grown.data_ptr(), columns
-
-
-class KernelTurns:
-    """The contexts of episodes: their keys and values are kept between the turns, for those that continue them.
-
-    Args:
-        rows: most contexts at once.
-    """
-
-    def __init__(self, kernel: DecodeKernel, model: Any, *, rows: int) -> None:
-        self._slots = KernelSlots(kernel, model, rows=rows)
-        self._held: list[list[int]] = []  # by row: the tokens whose keys and values are kept
-        self._numbers: list[int] = []  # by row: the context that it continued last
-
-    def draw(
-        self, contexts: Sequence[Sequence[int]], draws: Sequence[Draw], ask: Callable[[int, int], None]
-    ) -> tuple[Tensor, Tensor]:
-        """Tokens and log-probabilities (B, T) of one turn of every context, zeros behind the last token of each.
-
-        Contexts that continue in the order of the last time find what they hold; any other is computed from its
-        beginning, equal ones once.
-
-        Args:
-            ask: as `KernelSlots.advance`.
-        """
-        ask(0, 0)
-        found, fresh = continued(self._held, self._numbers, contexts)
-        order = self._slots.keep([row in found for row in range(len(self._held))])
-        numbers = [found[row] for row in order]
-        for row, number in enumerate(numbers):
-            self._slots.prepare(row, draws[number], feed=contexts[number][self._slots.held(row) :])
-        for context, owners in fresh.items():
-            self._slots.join(context, [draws[number] for number in owners])
-            numbers += owners
-        advanced = self._slots.advance(max(draw.limit for draw in draws), ask)
-        ask(int(advanced.lengths.sum()), len(contexts))
-        width = int(advanced.lengths.max())
-        tokens = torch.zeros(len(contexts), width, dtype=torch.int64)
-        logprobs = torch.zeros(len(contexts), width, dtype=torch.float32)
-        self._held, self._numbers = [], numbers
-        for row, (number, length) in enumerate(zip(numbers, advanced.lengths.tolist(), strict=True)):
-            tokens[number, :length] = advanced.tokens[row, :length]
-            logprobs[number, :length] = advanced.logprobs[row, :length]
-            self._held.append([*contexts[number], *advanced.tokens[row, :length].tolist()][: self._slots.held(row)])
-        return tokens, logprobs

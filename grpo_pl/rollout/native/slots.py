@@ -165,45 +165,30 @@ class LlamaFamilySlots(LlamaFamilyDecoder):
 
 
 class TurnSlots(LlamaFamilySlots):
-    """Slots whose rows rest when their turn ends, and go on from contexts that begin with what they hold."""
+    """Slots whose rows rest when their turn ends, behind those that are alive, until another turn goes on from them.
+
+    Attributes:
+        numbers: of each row the context that it continues, which goes with it.
+    """
 
     def __init__(self, model: Any, *, rows: int) -> None:
         super().__init__(model, rows=rows)
-        self._held: list[list[int]] = []  # by row: the tokens whose keys and values are kept
-        self._numbers: list[int] = []  # by row: which context it continued last
+        self.numbers: list[int] = []
 
-    def resume(self, contexts: Sequence[Sequence[int]]) -> tuple[Tensor, list[int]]:
-        """Logits (rows, V) of the next token of every context, and the number of each row's context.
+    def resume(self, wanted: Sequence[bool]) -> list[int]:
+        """Removes the rows that are not wanted in the next turn and returns, for each that is left, the number it had
+        before."""
+        return super().keep(wanted) if wanted else []
 
-        Rows of which no context is the continuation are given up. Contexts that continue in the order of the last
-        time find their rows; any other is computed from its beginning.
-        """
-        found, fresh = continued(self._held, self._numbers, contexts)
-        order = super().keep([row in found for row in range(len(self._held))]) if self._held else []
-        self._numbers = [found[row] for row in order]
-        logits = []
-        if order:
-            held = [len(self._held[row]) for row in order]
-            logits.append(self.extend([contexts[i][n:] for i, n in zip(self._numbers, held, strict=True)]))
-        prompts = list(fresh)
-        for part in alike(prompts):
-            logits.append(self.join([prompts[i] for i in part], [len(fresh[prompts[i]]) for i in part]))
-            self._numbers += [number for i in part for number in fresh[prompts[i]]]
-        self._held = [list(contexts[number]) for number in self._numbers]
-        return torch.cat(logits), list(self._numbers)
-
-    def step(self, tokens: Tensor) -> Tensor:
-        for held, token in zip(self._held, tokens.tolist(), strict=False):  # those behind rest
-            held.append(token)
-        return super().step(tokens)
+    def held(self, row: int) -> int:
+        """Tokens of a row whose keys and values are kept."""
+        return self._lengths[row]
 
     def keep(self, alive: Sequence[bool]) -> list[int]:
-        """The others rest behind those that are alive."""
         columns = max(self._lengths[: len(alive)])
         order = self._compact(alive, self._attention_bias, columns, exchange=True)
         self._lengths[: len(order)] = [self._lengths[i] for i in order]
-        self._held[: len(order)] = [self._held[i] for i in order]
-        self._numbers[: len(order)] = [self._numbers[i] for i in order]
+        self.numbers[: len(order)] = [self.numbers[i] for i in order]
         return order[: sum(alive)]
 
 

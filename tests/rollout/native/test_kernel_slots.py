@@ -8,7 +8,7 @@ import torch
 from grpo_pl.rollout.decoding import row_keys
 from grpo_pl.rollout.engine import RolloutInterrupted
 from grpo_pl.rollout.native.decode_kernel import DecodeKernel, PackedPolicy, draw_rollout
-from grpo_pl.rollout.native.kernel_slots import Draw, KernelSlots, KernelTurns
+from grpo_pl.rollout.native.kernel_slots import Draw, KernelSlots
 from tests.kernels import KERNELS, each_kernel, named_keys, small_model
 
 pytestmark = pytest.mark.skipif(not KERNELS, reason="no C compiler has built the decode kernel")
@@ -147,14 +147,19 @@ def test_turns_go_on_from_what_is_kept_with_bits_that_no_neighbour_changes(kerne
     model = small_model()
 
     def play(numbers: list[int]) -> list[list[int]]:
-        turns = KernelTurns(kernel, model, rows=len(numbers))
+        slots = KernelSlots(kernel, model, rows=len(numbers))
         contexts = [list(PROMPTS[number]) for number in numbers]
         for turn in range(3):
-            draws = [_draw(100 * number + turn, limit=9) for number in numbers]
-            tokens, logprobs = turns.draw(contexts, draws, lambda *_: None)
-            for number, context, row, logprob in zip(numbers, contexts, tokens, logprobs, strict=True):
-                length = int((logprob != 0).sum())
-                context += [*row[:length].tolist(), *range(number, number + 40)]  # an observation
+            for row, (number, context) in enumerate(zip(numbers, contexts, strict=True)):
+                draw = _draw(100 * number + turn, limit=9)
+                if turn:
+                    slots.prepare(row, draw, feed=context[slots.held(row) :])
+                else:
+                    slots.join(context, [draw])
+            advanced = slots.advance(9)
+            for row, (number, context) in enumerate(zip(numbers, contexts, strict=True)):
+                length = int(advanced.lengths[row])
+                context += [*advanced.tokens[row, :length].tolist(), *range(number, number + 40)]  # an observation
         return contexts
 
     together = play([0, 2, 3, 5])
