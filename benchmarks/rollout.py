@@ -41,7 +41,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 
 from grpo_pl.rollout.child.engine import ChildEngine
-from grpo_pl.rollout.child.model_spec import ModelSpec
+from grpo_pl.rollout.copy_engine import ModelSpec
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.child import NativeChildEngine, NativeWorker
 from grpo_pl.rollout.native.decoder_choice import TORCH, default_decoder

@@ -7,17 +7,19 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
+import torch
 from torch import Tensor
 
+from grpo_pl.policy.library_internals import unwrap
+from grpo_pl.policy.quantization import plain_config
 from grpo_pl.policy.weights import checkpoint_weights, is_sharded
-from grpo_pl.rollout.child.model_spec import ModelSpec
 from grpo_pl.rollout.engine import EngineDied, RolloutEngine, RolloutInterrupted, Watching
 from grpo_pl.types import GenerateRequest, Rollout
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
     from grpo_pl.rollout.episodes import AnyRequest, EngineOutput
 
@@ -26,6 +28,27 @@ log = logging.getLogger(__name__)
 WeightsVersion = tuple[int, int]
 """Names the weights of one push: updates that the policy had had, and calls of ``update_weights`` so far. That of a
 later push is greater."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """A policy without its weights, from which an engine's worker is started, here or on another host."""
+
+    config: PreTrainedConfig
+    """Of the model itself, without what is wrapped around it; names its architecture."""
+    dtype: torch.dtype
+    """Type of the weights."""
+    device: torch.device
+    """Device on which the engine computes."""
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Self:
+        base = unwrap(model)
+        config = plain_config(base.config)
+        # the class that transformers knows; FSDP2 makes one of its own of it
+        kinds = (kind.__name__ for kind in type(base).__mro__ if kind.__module__.startswith("transformers."))
+        config.architectures = [next(kinds)]
+        return cls(config=config, dtype=model.dtype, device=model.device)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

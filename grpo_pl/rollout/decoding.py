@@ -227,7 +227,7 @@ def join_rollouts(rollouts: Sequence[Rollout], pad_token_id: int) -> Rollout:
     return replace(rollouts[0], finish_reasons=reasons, **tensors)
 
 
-def rollout_tensors(rollout: Rollout) -> dict[str, Tensor]:
+def rollout_tensors(rollout: Rollout) -> dict[str, Any]:
     """The tensors of a rollout by name, without those that it lacks."""
     return {name: tensor for name, tensor in vars(rollout).items() if torch.is_tensor(tensor)}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -17,7 +16,7 @@ def select_groups(samples: Samples, groups: Sequence[int]) -> Samples:
     rows = group_rows(groups, samples.rollout.group_size)
     index = torch.tensor(rows, dtype=torch.int64, device=samples.rollout.completion_ids.device)
     rollout = samples.rollout
-    tensors: dict[str, Any] = {name: tensor[index] for name, tensor in rollout_tensors(rollout).items()}
+    tensors = {name: tensor[index] for name, tensor in rollout_tensors(rollout).items()}
     return replace(
         samples,
         prompts=[samples.prompts[g] for g in groups],

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from grpo_pl.rollout.child.model_spec import ModelSpec
+from grpo_pl.rollout.copy_engine import ModelSpec
 from grpo_pl.rollout.native.child import NativeChildEngine, NativeWorker
 from grpo_pl.types import GenerateRequest, Rollout
 

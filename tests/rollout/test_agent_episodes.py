@@ -132,20 +132,19 @@ def parts(rollout: Rollout, tokenizer: PreTrainedTokenizerBase, row: int = 0) ->
     return found
 
 
-@pytest.mark.parametrize("number", [99, -1, "1", 1.5])
-def test_a_segment_that_there_is_not_costs_its_session_alone(
-    acted: Any, monkeypatch: pytest.MonkeyPatch, number: Any
-) -> None:
-    answers = _Driver._answers
+def test_a_segment_that_there_is_not_costs_its_session_alone(acted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, numbers = _Driver._answers, [99, -1, "1", 1.5, 0]
 
     def wrong(driver: _Driver, rows: Any) -> Any:
         """As an episode's process might say where the policy's text runs in it."""
         found = answers(driver, rows)
-        return [(row, replace(t, info={**t.info, "segment": number}) if row.turns else t) for row, t in found]
+        told = [{**t.info, "segment": numbers[row.number]} if row.turns else t.info for row, t in found]
+        return [(row, replace(t, info=info)) for (row, t), info in zip(found, told, strict=True)]
 
     monkeypatch.setattr(_Driver, "_answers", wrong)
-    _, episodes = acted(AgentEnvironment(agent=f"{AGENTS}:chat"), length=6)
-    assert episodes[0].value is None and episodes[0].detail.startswith("there is no segment")
+    _, episodes = acted(AgentEnvironment(agent=f"{AGENTS}:chat"), rows=[{}] * len(numbers), length=6)
+    wrong_ones = [episode.value is None and episode.detail.startswith("there is no segment") for episode in episodes]
+    assert wrong_ones == [True, True, True, True, False] and episodes[4].status == "ok"
 
 
 PROMPTS = {

@@ -23,8 +23,8 @@ from grpo_pl.policy.loading import PolicyConfig, load_model
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.policy.weights import checkpoint_weights
-from grpo_pl.rollout.child.model_spec import ModelSpec
 from grpo_pl.rollout.child.player import Player
+from grpo_pl.rollout.copy_engine import ModelSpec
 from grpo_pl.rollout.decoding import join_rollouts
 from grpo_pl.rollout.engine import RolloutEngine, RolloutInterrupted
 from grpo_pl.rollout.episode_rows import Episode

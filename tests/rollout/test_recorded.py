@@ -240,7 +240,9 @@ def test_too_much_to_record_is_refused(tiny_policy: PreTrainedModel, monkeypatch
 
 def test_a_run_trains_on_truncated_samples_and_the_first_ratio_is_one(command_line: Any, read_metrics: Any) -> None:
     sampling = {"max_completion_length": 32, "top_p": 0.9, "top_k": 20, "sampling_mask": True}
-    config = command_line.config("truncated", model__sampling=sampling, model__algorithm__mismatch="truncate_token")
+    config = command_line.config(
+        "truncated", model__sampling=sampling, model__algorithm__mismatch="truncate_token", data__steps=2
+    )
     outcome = command_line(
         "fit", "--config", config, "--model.algorithm.num_minibatches=2", "--model.algorithm.beta=0.01"
     )

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.rollout.child.engine_process import EngineProcess
-from grpo_pl.rollout.child.model_spec import ModelSpec
-from grpo_pl.rollout.copy_engine import CopyEngine, WeightsVersion
+from grpo_pl.rollout.copy_engine import CopyEngine, ModelSpec, WeightsVersion
 from grpo_pl.rollout.engine import Watching
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from torch import Tensor
 from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.rollout.child.engine import ChildEngine
 from grpo_pl.rollout.child.main import versions
-from grpo_pl.rollout.child.model_spec import ModelSpec
-from grpo_pl.rollout.copy_engine import CopyEngine, Snapshot, WeightsVersion
+from grpo_pl.rollout.copy_engine import CopyEngine, ModelSpec, Snapshot, WeightsVersion
 from grpo_pl.rollout.engine import EngineDied, Watching
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.policy.loading import context_length
 from grpo_pl.rollout.child.engine import ChildEngine
-from grpo_pl.rollout.child.model_spec import ModelSpec
+from grpo_pl.rollout.copy_engine import ModelSpec
 
 SECOND_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 """vLLM's variable that chooses its model runner."""

@@ -13,7 +13,9 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from grpo_pl.policy.lora import Lora, add_adapters
 from grpo_pl.rollout.child.engine_process import EngineProcess
+from grpo_pl.rollout.copy_engine import ModelSpec
 from grpo_pl.rollout.engine import EngineDied, RolloutInterrupted
 from grpo_pl.rollout.native.engine import NativeEngine
 from tests.forked import Forked
@@ -217,3 +219,19 @@ def test_a_sharded_policy_is_pushed_before_ranks_draw(make_engine: Any, tmp_path
         assert engine.pushes == 2
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(("family", "architecture"), [("qwen2", "Qwen2ForCausalLM"), ("gpt2", "GPT2LMHeadModel")])
+def test_a_specification_names_type_and_architecture(family: str, architecture: str) -> None:
+    spec = ModelSpec.of(build_model(family).bfloat16())
+    assert spec.dtype == torch.bfloat16
+    assert spec.config.architectures == [architecture]
+
+
+def test_the_architecture_is_that_of_the_model_inside() -> None:
+    model = build_model("llama")
+    plain = ModelSpec.of(model).config.to_dict()
+    add_adapters(model, Lora(rank=4), seed=0)
+    assert ModelSpec.of(model).config.to_dict() == plain
+    assert plain["architectures"] == ["LlamaForCausalLM"]
+    assert model.config.architectures is None  # the policy's own config stays as it is
