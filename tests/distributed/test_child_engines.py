@@ -43,4 +43,5 @@ def test_an_engine_that_ends_on_one_rank_costs_no_sample(
     reference = read_metrics(command_line.runs / f"whole_{strategy}{staleness}/metrics.csv")
     errors = [float(row["sampling/sync_error"]) for row in ours if "reward" in row]
     assert len(errors) == 2 and max(errors) < 1e-5
-    assert_nearly_equal(ours, reference, rel=1e-3)
+    shared = [{key: row[key] for key in other} for row, other in zip(ours, reference, strict=True)]
+    assert_nearly_equal(shared, reference, rel=1e-3)  # ours has the errors of its engines as well
