@@ -309,23 +309,6 @@ def test_equal_sums_are_recognised_whatever_they_are_made_of(dtype):
     assert informative_groups(rewards, valid).tolist() == [False]
 
 
-def test_sevenths_add_up_to_a_whole():
-    values = torch.tensor([[[1 / 7, float(k == 0)]] for k in range(7)], dtype=torch.float64)
-    rewards, valid = combine_rewards(values, torch.ones(7, dtype=torch.float64))
-    assert rewards.tolist() == [[1.0, 1.0]]
-    assert informative_groups(rewards, valid).tolist() == [False]
-
-
-def test_the_order_of_the_rewards_does_not_change_a_sum():
-    generator = torch.Generator().manual_seed(0)
-    values = torch.randint(0, 11, (5, 6, 8), generator=generator).double() / 10
-    weights = torch.tensor([0.1, 0.2, 0.7, 1.3, 0.05], dtype=torch.float64)
-    first, _ = combine_rewards(values, weights)
-    for _ in range(10):
-        order = torch.randperm(5, generator=generator)
-        assert torch.equal(combine_rewards(values[order], weights[order])[0], first)
-
-
 def test_names_that_do_not_exist_are_refused_with_the_choices():
     with pytest.raises(ValueError, match="baseline is 'mean': choose one of group_mean, leave_one_out"):
         advantages([[1, 0]], baseline="mean")

@@ -46,15 +46,6 @@ def test_empty_completions_have_no_weight_and_no_nan(aggregation):
     assert (nothing == 0).all()
 
 
-@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant", "sequence_sum"])
-def test_padding_does_not_change_weights(aggregation):
-    mask = torch.tensor([[True, True, False], [True, False, False]])
-    totals = {"aggregation": aggregation, "num_sequences": 2, "num_tokens": 3, "max_completion_length": 8}
-    narrow = losses.token_weights(mask, **totals)
-    wide = losses.token_weights(torch.nn.functional.pad(mask, (0, 5)), **totals)
-    assert torch.equal(wide[:, :3], narrow)
-
-
 # --- ratio --------------------------------------------------------------------------------------------------
 
 
