@@ -117,32 +117,6 @@ def test_a_weight_above_a_limit_that_was_lowered_since_is_that_limit() -> None:
     assert control.objective(algorithm).entropy_coef == 0.2
 
 
-def test_the_gradient_of_the_bonus_is_the_weight_times_that_of_the_entropy() -> None:
-    logits = torch.randn(1, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    control = EntropyControl(coefficient=0.07, entropy=0.1)
-    algorithm = control.objective(GRPOAlgorithm(beta=0.0, entropy_target=0.5))
-
-    def loss(z: torch.Tensor) -> torch.Tensor:
-        logprobs = z.log_softmax(-1)
-        ones = torch.ones(1, 3, dtype=torch.float64)
-        return algorithm.loss(
-            logprobs=logprobs[..., 0],
-            old_logprobs=None,
-            advantages=0 * ones,
-            mask=ones.bool(),
-            weights=ones / 3,
-            entropy=-(logprobs.exp() * logprobs).sum(-1),
-        ).loss
-
-    assert torch.autograd.gradcheck(loss, (logits,))
-    rows = logits.detach()[0].tolist()
-    total = 0.0
-    for row in rows:
-        norm = math.fsum(map(math.exp, row))
-        total += -math.fsum(math.exp(z) / norm * (z - math.log(norm)) for z in row) / 3
-    assert loss(logits).item() == pytest.approx(-0.07 * total, abs=1e-10)
-
-
 def test_a_run_follows_its_target_and_a_resumed_one_goes_on(command_line: Any, read_metrics: Any) -> None:
     objective = {"group_size": 4, "beta": 0.0, "entropy_target": 50.0, "entropy_coef_step": 0.01}
     config = command_line.config("held", model__algorithm=objective)
