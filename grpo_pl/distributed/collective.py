@@ -93,7 +93,12 @@ class Collective:
     def interruptible(self, draw: Callable[[], T], device: torch.device) -> T:
         """Returns ``draw()``; if it raises on any rank, every rank raises: ``RolloutInterrupted`` if any does, else
         ``EngineDied`` if that is the only error, else its own error, or ``ValueError`` with the first of another's."""
-        drawn, error = _tried(draw)
+        drawn: T | None = None
+        error: Exception | None = None
+        try:
+            drawn = draw()
+        except Exception as caught:  # an engine or an environment of the user's may raise anything
+            error = caught
         grave = 0 if error is None else 1 if isinstance(error, EngineDied) else 2
         grave = 3 if isinstance(error, RolloutInterrupted) else grave
         worst = self.max(grave, device)
@@ -110,7 +115,12 @@ class Collective:
 
     def scored(self, score: Callable[[], T], device: torch.device) -> T:
         """Returns ``score()``; if it raises on any rank, every rank raises ``RewardFailed`` with the first message."""
-        result, error = _tried(score)
+        result: T | None = None
+        error: Exception | None = None
+        try:
+            result = score()
+        except Exception as caught:  # a user's reward may raise anything
+            error = caught
         if self.any(error is not None, device):
             told = next(line for line in self._of_all_processes(error and failure_line(error)) if line)
             raise RewardFailed(told) from error
@@ -133,14 +143,6 @@ class Collective:
         packed = torch.stack([torch.stack([s.double(), c.double()]) for s, c in sums.values()])  # (names, 2)
         totals = self.sum(packed).tolist()
         return {name: total / count for name, (total, count) in zip(sums, totals, strict=True) if count}
-
-
-def _tried(act: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """What ``act`` returns, or what it raises; an engine, environment or reward of the user's may raise anything."""
-    try:
-        return act(), None
-    except Exception as error:
-        return None, error
 
 
 def failure_line(error: Exception) -> str:

@@ -82,7 +82,7 @@ VALUES = [
     Refused("cold_start.steps must be at least 1", ["--model.cold_start.steps=0"]),
     Refused("exactly one of `path`", ["--model.policy.path=nowhere"]),
     Refused("{question}", ["--model.template.user=Solve."]),
-    Refused("prompts_per_step must be at least 1", ["--data.prompts_per_step=0"]),
+    Refused("data needs prompts_per_step >= 1, got 0", ["--data.prompts_per_step=0"]),
     Refused("data.val_prompts must be at least 1, or null for all, got 0", ["--data.val_prompts=0"]),
     Refused("different train problems found where 95", ["--data.prompts_per_step=95"]),
     Refused("keep >= 1", ["--checkpoint.keep=0"]),
