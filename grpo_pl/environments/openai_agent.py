@@ -8,6 +8,7 @@ import os
 import random
 import resource
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -16,13 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal, NoReturn, get_type_hints
+from typing import IO, Any, Literal
 
 from grpo_pl.environments import fork_server
 from grpo_pl.environments.agent_session import MODEL, AgentCall, AgentSession
 from grpo_pl.environments.base import Blame, EpisodeEnded, Observation, Status, Step, resolved
 from grpo_pl.environments.tool_calls import CallsTools
-from grpo_pl.functional.argument_checks import check_choice
 from grpo_pl.processes.child_process import exit_name
 from grpo_pl.processes.resource_limits import forbid_inspection, kill_with_parent, set_limit
 
@@ -81,8 +81,13 @@ class AgentEnvironment(CallsTools):
             raise ValueError(f"python: there is no interpreter {self.python!r}.")
         if isinstance(self.passed, str):
             raise ValueError(f"passed must be a list of names of variables, got {self.passed!r}.")
-        for name in ("rewarded_by", "on_agent_error", "on_rewrite"):
-            check_choice(name, getattr(self, name), get_type_hints(AgentEnvironment)[name])
+        for name, known in (
+            ("rewarded_by", ("rewards", "agent")),
+            ("on_agent_error", ("zero", "leave_out")),
+            ("on_rewrite", ("segment", "zero", "leave_out")),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be {' or '.join(known)}, got {getattr(self, name)!r}.")
         if self.isolation != "process":
             raise ValueError(f"isolation must be process, because agents are killed, got {self.isolation!r}.")
         self.blame = "policy" if self.on_agent_error == "zero" else "environment"
@@ -231,28 +236,27 @@ class AgentEnvironment(CallsTools):
 
 
 class AgentProcess:
-    """The process of one agent: a fork of this one that calls the function, or becomes the program."""
+    """The process of one agent: a fork of this one that calls the function, or a program."""
 
     def __init__(self, environment: AgentEnvironment, session: AgentSession, task: Mapping[str, Any]) -> None:
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this process
         self._results, results = os.pipe()
         self._status: int | None = None  # until it has ended
-        function = resolved(environment.agent) if environment.agent else None  # found here, so that it is known there
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                kill_with_parent()
-                self._leave_behind(session)
-                os.environ.update({**environment.variables, **environment.access(session)})
-                if function is None:
-                    _become(environment.command, task, session.reward_key if session.takes_reward else "")
-                else:
+        variables = {**os.environ, **environment.variables, **environment.access(session)}
+        if environment.command:
+            self.pid = self._started(environment, session, json.dumps(task, default=str), variables)
+        else:
+            function = resolved(environment.agent)  # found before the fork, so that it is known there
+            self.pid = os.fork()
+            if self.pid == 0:
+                try:
+                    kill_with_parent()
+                    self._leave_behind(session)
+                    os.environ.update(variables)
                     random.seed(task["seed"])
                     _call(function, dict(task), session, results)
-            except OSError as error:
-                os.write(2, str(error).encode())
-            finally:
-                os._exit(1)
+                finally:
+                    os._exit(1)
         os.close(results)
         threading.Thread(target=self._watch, args=(session,), daemon=True).start()
 
@@ -264,6 +268,32 @@ class AgentProcess:
         os.close(self._results)
         for stream in (1, 2):
             os.dup2(self._output.fileno(), stream)
+
+    def _started(
+        self, environment: AgentEnvironment, session: AgentSession, task: str, variables: Mapping[str, str]
+    ) -> int:
+        given = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
+        given.write(task.encode())
+        given.seek(0)
+        descriptors: tuple[int, ...] = ()
+        if environment.pays:
+            secret, writer = os.pipe()
+            os.write(writer, session.reward_key.encode())
+            os.close(writer)
+            descriptors, variables = (secret,), {**variables, "GRPO_PL_REWARD_FD": str(secret)}
+        self._program = subprocess.Popen(
+            list(environment.command),
+            env=dict(variables),
+            stdin=given,
+            stdout=self._output,
+            stderr=self._output,
+            pass_fds=descriptors,
+            preexec_fn=_limit_program,
+        )
+        for descriptor in descriptors:
+            os.close(descriptor)
+        given.close()
+        return self._program.pid
 
     def _watch(self, session: AgentSession) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -298,32 +328,15 @@ class AgentProcess:
                 os.kill(self.pid, signal.SIGKILL)
 
 
-def _become(command: Sequence[str], task: Mapping[str, Any], reward_key: str) -> NoReturn:
-    """Runs a program in the place of this process: the task is its input, the key can be read once from a descriptor.
-    Its memory is limited by what it writes to, not by its address space, of which some runtimes (Node's) reserve far
-    more than they use.
-
-    Raises:
-        OSError: it cannot be run.
-    """
-    given = tempfile.TemporaryFile()  # noqa: SIM115 - it stays open
-    given.write(json.dumps(task, default=str).encode())
-    given.seek(0)
-    os.dup2(given.fileno(), 0)
-    secret, writer = os.pipe()
-    if reward_key:
-        os.write(writer, reward_key.encode())
-        os.set_inheritable(secret, True)
-        os.environ["GRPO_PL_REWARD_FD"] = str(secret)
-    os.closerange(3, secret)
-    os.closerange(secret + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python
-        signal.signal(ignored, signal.SIG_DFL)
-    if sys.platform == "linux":
-        allowed, most = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
-        set_limit(resource.RLIMIT_DATA, allowed)
-    os.execvp(command[0], list(command))
+def _limit_program() -> None:
+    """In the process of a program: its memory is limited by what it writes to, not by its address space, of which some
+    runtimes (Node's) reserve far more than they use."""
+    kill_with_parent()
+    if sys.platform != "linux":
+        return
+    allowed, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    set_limit(resource.RLIMIT_DATA, allowed)
 
 
 def _call(function: Callable[..., Any], task: dict[str, Any], session: AgentSession, results: int) -> None:

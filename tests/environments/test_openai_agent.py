@@ -213,8 +213,8 @@ def test_tools_are_called_in_the_policys_own_form_and_by_default_the_agent_has_n
         ({"agent": "a.py:run", "python": "/"}, "there is no interpreter"),
         ({"command": ["node"], "python": sys.executable}, "put .* first in command"),
         ({"agent": "a.py:run", "isolation": "thread"}, "isolation must be process"),
-        ({"agent": "a.py:run", "rewarded_by": "agents"}, "rewarded_by is 'agents': choose one of rewards, agent"),
-        ({"agent": "a.py:run", "on_agent_error": "drop"}, "on_agent_error is 'drop': choose one of zero, leave_out"),
+        ({"agent": "a.py:run", "rewarded_by": "agents"}, "rewarded_by must be rewards or agent, got 'agents'"),
+        ({"agent": "a.py:run", "on_agent_error": "drop"}, "on_agent_error must be zero or leave_out"),
         ({"agent": "a.py:run", "passed": "KEY"}, "passed must be a list"),
     ],
 )
