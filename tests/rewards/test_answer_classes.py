@@ -1,14 +1,18 @@
-"""Classes of answers: what must be paid and what must not, through the command line and by repetition."""
+"""Classes of answers: what must be paid and what must not, through the command line, by repetition and by mutation."""
 
 # ruff: noqa: E501
 
 import json
+import random
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from grpo_pl.cli.main import main
 from grpo_pl.rewards import MathReward
+from grpo_pl.rewards.mathematics.written_numbers import read_number
 
 DATA = Path(__file__).parent / "data"
 
@@ -18,6 +22,7 @@ DATA = Path(__file__).parent / "data"
     ("rows", "rewards"),
     [
         ("answer_classes", "answer_classes"),
+        pytest.param("hand_written_pairs", "answer_classes", marks=pytest.mark.slow),
         ("reward_classes", "reward_classes"),
     ],
 )
@@ -55,8 +60,17 @@ SHAPES: list[str] = [
 ]  # fmt: skip
 
 
+def golds(rng: random.Random, count: int) -> list[str]:
+    """Gold answers of every shape, with numbers drawn afresh."""
+    numbers = lambda: {  # noqa: E731
+        "a": rng.randint(2, 99), "b": rng.randint(11, 99), "c": rng.randint(2, 9), "d": rng.randint(2, 9),
+        "t": rng.randint(10, 59),
+    }  # fmt: skip
+    return [SHAPES[i % len(SHAPES)].format(**numbers()) for i in range(count)]
+
+
 def test_a_gold_answer_repeated_letter_by_letter_is_right(reward: MathReward) -> None:
-    repeated = [shape.format(a=34, b=56, c=7, d=3, t=28) for shape in SHAPES]
+    repeated = golds(random.Random(0), len(SHAPES))
     scores = reward([f"so \\boxed{{{gold}}}." for gold in repeated], repeated, {})
     assert [(g, s.status) for g, s in zip(repeated, scores, strict=True) if s.value != 1.0] == []
     assert [fault for fault in reward.gold_faults(repeated) if fault] == []
@@ -82,7 +96,7 @@ def test_a_gold_answer_that_only_a_person_can_read_can_be_repeated(reward: MathR
 
 FAULTY = [
     r"\frac{}{2}", r"\sqrt{}", r"\int", "^2", "_5", "(5", "[1,2", "?", r"\frac{", r"\frac{1}", "5+", "NaN", "{5",
-    "5}", "", "  ", r"\frac{1}{0}", r"\sqrt{", "x^", "3 *", "5\0", "5\u200f", "9" * 5000,
+    "5}", "", "  ", r"\frac{1}{0}", r"\sqrt{", "x^", "3 *", "5\0", "5\u200f", "9" * 5000, "10^{10^{10^{10}}}+x",
 ]  # fmt: skip
 ANSWERS = [
     "5", r"\text{yes}", "x=1, y=2", r"5\text{ or 6}", "12:00", r"\{1,2\}", "x>3", "2024-03-12", "101_2",
@@ -107,3 +121,58 @@ def test_what_stands_beside_the_box_is_reported(reward: MathReward) -> None:
     scores = reward(completions, ["668"] * 4, {})
     assert [s.value for s in scores] == [1.0] * 4
     assert [s.detail for s in scores] == ["668: beside the box: }}", "668: beside the box: I say", "668", "668"]
+
+
+def _other_digit(text: str, rng: random.Random) -> str:
+    places = [m.start() for m in re.finditer(r"\d", text)]
+    if not places:
+        return ""
+    at = rng.choice(places)
+    return text[:at] + rng.choice([d for d in "123456789" if d != text[at]]) + text[at + 1 :]
+
+
+def _behind(*endings: str) -> Callable[[str, random.Random], str]:
+    return lambda text, rng: text + (rng.choice(endings) if len(endings) > 1 else endings[0])
+
+
+MUTATIONS: dict[str, Callable[[str, random.Random], str]] = {
+    "another digit": _other_digit,
+    "another sign": lambda t, rng: "-" + t if re.match(r"\d|\\(?!pm|text|neg|angle)", t) else "",
+    "another magnitude": _behind(r"\text{ thousand}", r"\text{ Milliarden}", " million", r"\text{ dozen}"),
+    "a second answer": _behind(r"\text{ or 1234}", r", 1234", r"\text{, not 1234}", r" or 1234"),
+    "a remark": _behind(r"\text{ is wrong}", r"\text{ not}", r"\text{no}", r"\text{ or less}"),
+    "work": _behind(r"+1234", r"\cdot 1234", r"-1234", r"^{1234}"),
+    "another base": _behind("_{11}"),
+    "a derivative": lambda t, rng: rf"\frac{{d({t})}}{{dx}}" if "x" not in t else "",
+    "another unit": lambda t, rng: t + r"\text{ kg}" if re.search(r"text|apples|°|circ|[€$%]", t) else "",
+    "infinite": _behind(r"\infty"),
+    "a relation": _behind("=1234"),
+    "another number": lambda t, rng: str(rng.randint(10**5, 10**6)),
+    "another word": lambda t, rng: rng.choice([r"\text{maybe}", "perhaps", r"\text{B}\text{A}", "IX", "on"]),
+    "a box": lambda t, rng: rf"1234\boxed{{{t}}}",
+    "look-alikes": _behind("｝+｛1"),
+}
+
+
+def _same_by_accident(gold: str, answer: str) -> bool:
+    """True where a mutation left the value as it was: -0, a date with the digits of a quotient, a longer period."""
+    ours, theirs = read_number(gold), read_number(answer)
+    return answer in ("", gold) or (ours is not None and theirs is not None and ours.value == theirs.value)
+
+
+@pytest.mark.parametrize("count", [150, pytest.param(3000, marks=pytest.mark.slow)])
+def test_no_mutation_of_a_gold_answer_is_paid(reward: MathReward, count: int) -> None:
+    """Pairs that mean different things: none may be taken for the same."""
+    rng = random.Random(13)
+    names = list(MUTATIONS)
+    pairs: list[tuple[str, str, str]] = []
+    while len(pairs) < count:
+        name = names[len(pairs) % len(names)]
+        gold = golds(rng, len(SHAPES))[rng.randrange(len(SHAPES))]
+        answer = MUTATIONS[name](gold, rng)
+        if not _same_by_accident(gold, answer):
+            pairs.append((name, gold, answer))
+        else:
+            names = names[1:] + names[:1]
+    scores = reward([f"\\boxed{{{answer}}}" for _, _, answer in pairs], [gold for _, gold, _ in pairs], {})
+    assert [pair for pair, score in zip(pairs, scores, strict=True) if score.value == 1.0] == []

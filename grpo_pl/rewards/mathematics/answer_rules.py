@@ -237,6 +237,9 @@ class AnswerRules:
         kinds, single_gold, single = {gold_kind, kind}, len(golds) == 1, len(answers) == 1
         if kinds == {"()", "{}"} and not (single_gold or single):
             return Verdict("wrong", "a tuple or interval is no set of its numbers")
+        if len(kinds) > 1 and kinds & {"(]", "[)"}:
+            listed = any(k in ("", "{}") and len(n) > 1 for k, n in ((gold_kind, golds), (kind, answers)))
+            return Verdict("wrong", "a half-open interval is no list of numbers") if listed else None
         may_be_interval = kinds in ({"[]"}, {"(]"}, {"[)"})
         if not (may_be_interval or kinds in ({""}, {"{}"}, {"()"}, {"", "{}"}, {"", "()"})) or "" in (*golds, *answers):
             return None

@@ -167,24 +167,31 @@ class MathReward(AnswerReward, SandboxedReward):
         return [faults[gold] for gold in golds]
 
     def _judge(self, rows: Iterable[_Row]) -> dict[_Row, Verdict]:
-        """The verdict on every distinct row. A gold answer that looks or was costly, or that no worker sees because
-        the answer is refused, is checked first; one that turned out costly with an answer is checked afterwards."""
+        """The verdict on every distinct row. Gold answers in doubt are checked first. Of every other one answer goes to
+        the workers before the rest: if that costs too much, the gold answer is checked as well, so that a costly one
+        costs little, however many answers there are."""
         rules = [replace(self.rules, ordered=ordered) for ordered in (False, True)]
         plans = {row: rules[row[2]].plan(row[0], row[1]) for row in dict.fromkeys(rows)}
-        doubtful = (
-            gold
-            for (gold, *_), plan in plans.items()
-            if (gold in self._costly_golds or looks_costly(gold) if isinstance(plan, Job) else plan != _OK)
-        )
-        faults = self._faults(gold for gold in doubtful if not self.rules.reads_at_sight(gold))
+        faults = self._faults(row[0] for row, plan in plans.items() if self._is_doubtful(row[0], plan))
         for row, plan in plans.items():
             if plan != _OK and (fault := faults.get(row[0])):
                 plans[row] = Verdict("bad_gold", fault)
         verdicts = {row: plan for row, plan in plans.items() if isinstance(plan, Verdict)}
-        verdicts |= self._ask({row: plan for row, plan in plans.items() if isinstance(plan, Job)})
-        costly = [row for row, verdict in verdicts.items() if verdict.status in _COSTLY and row[0] not in faults]
-        faults = self._faults(gold for gold, *_ in costly)
-        return verdicts | {row: Verdict("bad_gold", faults[row[0]]) for row in costly if faults[row[0]]}
+        jobs = {row: plan for row, plan in plans.items() if isinstance(plan, Job)}
+        first = list({row[0]: row for row in reversed(jobs)}.values())
+        verdicts |= self._ask({row: jobs[row] for row in first})
+        faults |= self._faults(row[0] for row in first if verdicts[row].status in _COSTLY and row[0] not in faults)
+        bad = {row: Verdict("bad_gold", fault) for row in jobs if (fault := faults.get(row[0]))}
+        verdicts |= self._ask({row: job for row, job in jobs.items() if row not in verdicts and row not in bad})
+        return verdicts | bad
+
+    def _is_doubtful(self, gold: str, plan: Verdict | Job) -> bool:
+        """True for a gold answer that looks or was costly, and for one that no worker sees, as the answer is refused
+        without it."""
+        unsure = plan != _OK
+        if isinstance(plan, Job):
+            unsure = gold in self._costly_golds or looks_costly(gold)
+        return unsure and not self.rules.reads_at_sight(gold)
 
     def _faults(self, golds: Iterable[str]) -> dict[str, str]:
         """The fault of each gold answer, ``""`` for none, found by judging it against itself. One that costs too much

@@ -139,14 +139,16 @@ def test_answers_are_judged_as_a_careful_person_would(
     assert [(*pair, score) for pair, score in zip(pairs, scores, strict=True) if score.value != worth] == []
 
 
-def test_a_gold_answer_that_is_a_bomb_is_tried_once() -> None:
-    """It does not hear the soft limit, so that each attempt costs a worker."""
+@pytest.mark.parametrize(("gold", "attempts"), [("100000000!", 1), ("(x+y+z+w)^{99}", 2)])
+def test_a_gold_answer_that_is_a_bomb_costs_little_however_many_answers_there_are(gold: str, attempts: int) -> None:
+    """It does not hear the soft limit, so that each attempt costs a worker: with itself, before that with one answer
+    where it does not look costly."""
     reward = MathReward(soft_limit_s=0.3, hard_limit_s=0.5)
     texts = [f"\\boxed{{{i}+x}}" for i in range(12)]
     for attempt in range(2):
-        scores = reward([*texts, "no box"], ["100000000!"] * 13, {})
-        assert {(score.value, score.status) for score in scores} == {(None, "bad_gold")}, attempt
-    assert reward.pool.kills == 1
+        scores = reward([*texts, "no box"], [gold] * 13, {})
+        assert {(score.value, score.status) for score in scores[:12]} == {(None, "bad_gold")}, attempt
+    assert reward.pool.kills <= attempts
     reward.close()
 
 
