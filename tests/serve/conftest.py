@@ -16,6 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from grpo_pl.rewards.pretrained import MANIFEST
 from grpo_pl.types import SamplingParams
 from tests.browser import Browser
 from tests.forked import Forked, with_forked_workers
-from tests.serve.bodies import post
+from tests.serve.bodies import CHAT, post
 
 ROOT = Path(__file__).parents[2]
 _KEYS = ("GRPO_PL_API_KEY", "GRPO_PL_WEIGHTS_KEY")
@@ -133,7 +134,8 @@ class Running:
     """One server process.
 
     Args:
-        in_fork: of this process, and so are its workers, which is quick; else as users start it.
+        interpreter: options of Python, as which it is started as users do; else in a fork of this process, and so are
+            its workers, which is quick.
     """
 
     def __init__(
@@ -144,7 +146,6 @@ class Running:
         api_key: str | None = None,
         descriptors: int | None = None,
         interpreter: Sequence[str] = (),
-        in_fork: bool = True,
     ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -160,7 +161,7 @@ class Running:
         given = [*([] if model is None else ["--model", str(model)]), "--port", str(self.port), *options]
         self.process: Any
         with log.open("w") as out:
-            if in_fork and not interpreter and descriptors is None:
+            if not interpreter and descriptors is None:
                 run = partial(with_forked_workers, partial(_serve, given))
                 self.process = Forked(run, env=environment, output=out.fileno())
             else:
@@ -183,6 +184,14 @@ class Running:
     @property
     def log(self) -> str:
         return self._log.read_text()
+
+    imports: list[str]
+    """What its processes had imported when it was ready, and …"""
+    late_imports: list[str]
+    """… what they imported for the first chats."""
+
+    def imported(self) -> list[str]:
+        return re.findall(r"import time:.*\|\s+(\S+)$", self.log, re.MULTILINE)
 
     def worker(self, name: str) -> psutil.Process:
         """The process that holds the model (``generate``) or the rewards (``score``), in the order of their start."""
@@ -317,15 +326,42 @@ def start(export: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ca
         server.stop()
 
 
+SECRETS = {
+    "HF_TOKEN": "secret-hf",
+    "HUGGING_FACE_HUB_TOKEN": "secret-hub",
+    "AWS_SECRET_ACCESS_KEY": "secret-aws",
+    "OPENAI_API_KEY": "secret-openai",
+    "WANDB_API_KEY": "secret-wandb",
+    "DATABASE_URL": "postgres://user:secret-database@host",
+    "MY_SECRET": "secret-mine",
+}
+
+
 @pytest.fixture(scope="session")
 def server(start: Callable[..., Running]) -> Running:
-    """The one that most tests share, as a user starts it."""
-    return start("--deadline", "60", in_fork=False)
+    """The one that most tests share, as a user starts it, with secrets around it; its interpreters report what they
+    import, and it has answered a chat of each kind."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SECRETS.items():
+            patch.setenv(name, value)
+        server = start("--deadline", "60", interpreter=("-X", "importtime"))
+    server.imports = server.imported()
+    asked = {"messages": [{"role": "user", "content": "12+34="}], "max_tokens": 8}
+    for change in ({}, {"n": 4}, {"stream": True}, {"stream": True, "n": 4}):
+        assert server.call("POST", CHAT, asked | change)[0] == 200
+    server.late_imports = server.imported()[len(server.imports) :]
+    return server
 
 
 @pytest.fixture(scope="session")
 def client(server: Running) -> openai.OpenAI:
     return server.openai()
+
+
+@pytest.fixture(scope="session")
+def narrow(start: Callable[..., Running]) -> Running:
+    """One with two slots and a queue of one, and patience."""
+    return start("--max-batch-size", "2", "--max-queue", "1", "--deadline", "120")
 
 
 @pytest.fixture(scope="session")
@@ -344,7 +380,31 @@ def changeable(start: Callable[..., Running]) -> Running:
 
 
 @pytest.fixture(scope="session")
+def mixed_export(export: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export whose rewards are those of a mixture and hold further ones."""
+    names = ["Math", "Exact", *(["ReasoningGym"] if find_spec("reasoning_gym") else [])]
+    held = [{"class_path": f"grpo_pl.rewards.{name}Reward", "init_args": {}} for name in names]
+    by_source = dict(zip(("algebra", "words", "zebras"), held, strict=False))
+    mixture = {"name": "right", "correctness": True, "rewards": by_source}
+    lengths = {"shape": "cosine", "max_length": 40, "correct": held[0]}
+    rewards = [
+        {"class_path": "grpo_pl.rewards.PerSource", "init_args": mixture},
+        {"class_path": "grpo_pl.rewards.LengthReward", "init_args": lengths},
+    ]
+    return altered(export, tmp_path_factory.mktemp("mixed") / "export", rewards=rewards)
+
+
+@pytest.fixture(scope="session")
+def mixed(start: Callable[..., Running], mixed_export: Path) -> Running:
+    """One with a key and such rewards, and with secrets around it."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SECRETS.items():
+            patch.setenv(name, value)
+        return start(model=mixed_export, api_key="secret-server")
+
+
+@pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    started = Browser(tmp_path_factory.mktemp("profile"))
+    started = Browser(tmp_path_factory.mktemp("profile"), "--host-resolver-rules=MAP *.example 127.0.0.1")
     yield started
     started.close()

@@ -4,11 +4,10 @@ import ast
 import base64
 import json
 import pickle
-import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +24,11 @@ from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.trained import find_model
 from grpo_pl.rewards import MathReward
 from grpo_pl.rewards.base import MissingColumn
-from tests.serve.conftest import altered
+from serve.generate_worker import GenerateWorker
+from serve.score_worker import ScoreWorker
+from tests.serve.conftest import SECRETS, altered
 
 ROOT = Path(__file__).parents[2]
-SECRETS = {
-    "HF_TOKEN": "secret-hf",
-    "HUGGING_FACE_HUB_TOKEN": "secret-hub",
-    "AWS_SECRET_ACCESS_KEY": "secret-aws",
-    "OPENAI_API_KEY": "secret-openai",
-    "WANDB_API_KEY": "secret-wandb",
-    "GRPO_PL_API_KEY": "secret-server",
-    "DATABASE_URL": "postgres://user:secret-database@host",
-    "HTTPS_PROXY": "",
-    "MY_SECRET": "secret-mine",
-}
 MATH = {"class_path": "grpo_pl.rewards.MathReward", "init_args": {"workers": 1}}
 GYM = {"class_path": "grpo_pl.rewards.ReasoningGymReward", "init_args": {"workers": 1, "correctness": True}}
 
@@ -91,54 +81,61 @@ def test_nothing_that_data_reaches_can_unpickle_or_evaluate(folder: str) -> None
                 assert called not in ("torch.load", "yaml.load", "yaml.unsafe_load"), (file, node.lineno)
 
 
-@pytest.fixture(scope="module")
-def guarded(start: Callable[..., Any], export: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A server with secrets around it, whose rewards judge mathematics and reasoning-gym; its interpreters report what
-    all three processes import."""
-    pytest.importorskip("reasoning_gym")
-    rewards = [{**MATH, "init_args": {"workers": 1, "correctness": False}}, GYM]
-    folder = altered(export, tmp_path_factory.mktemp("guarded") / "export", rewards=rewards)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in SECRETS.items():
-            patch.setenv(name, value)
-        yield start(model=folder, api_key=SECRETS["GRPO_PL_API_KEY"], interpreter=("-X", "importtime"))
-
-
-def _imports(server: Any) -> list[str]:
-    return re.findall(r"import time:.*\|\s+(\S+)$", server.log, re.MULTILINE)
-
-
-def test_nothing_is_left_to_import_for_the_first_chat(guarded: Any) -> None:
+def test_nothing_is_left_to_import_for_the_first_chat(server: Any) -> None:
     """So it takes no longer than later ones. No boundary: the server is started as users do, which takes long."""
-    ready = _imports(guarded)
-    assert ready.count("torch") >= 2  # the front and the process with the model
-    asked = {"messages": [{"role": "user", "content": "12+34="}], "max_tokens": 8}
-    for change in ({}, {"n": 4}, {"stream": True}, {"stream": True, "n": 4}):
-        assert guarded.call("POST", "/v1/chat/completions", asked | change)[0] == 200
-    assert _imports(guarded)[len(ready) :] == []
+    assert server.imports.count("torch") >= 2  # the front and the process with the model
+    assert server.late_imports == []
 
 
-def test_a_pickle_from_a_client_is_refused_and_does_nothing(guarded: Any, tmp_path: Path) -> None:
+def test_a_pickle_from_a_client_is_refused_and_does_nothing(mixed: Any, tmp_path: Path) -> None:
+    pytest.importorskip("reasoning_gym")
     file = tmp_path / "touched"
-    items = [{"completion": r"\boxed{1}", "answer": "1", "reasoning_gym": _bomb(file)}]
-    error = guarded.refusal("/v1/score", {"items": items})
+    item = {"completion": r"\boxed{1}", "answer": "1", "source": "zebras", "completion_length": 1}
+    error = mixed.refusal("/v1/score", {"items": [{**item, "reasoning_gym": _bomb(file)}]})
     assert error["code"] == "missing_column"
     assert "'reasoning_gym'" in error["message"]
     assert not file.exists()
-    assert guarded.call("GET", "/ready")[0] == 200
+    assert mixed.call("GET", "/ready")[0] == 200
 
 
-def test_no_worker_of_the_server_knows_a_secret(guarded: Any) -> None:
-    assert not _holds_no_secret(guarded.process.pid)  # the check itself works
-    family = psutil.Process(guarded.process.pid).children(recursive=True)
-    names = [" ".join(process.cmdline()) for process in family]
-    assert sum("spawn_main" in name for name in names) >= 2
-    assert (
-        sum("rewards.sandbox.worker" in name for name in names) >= 4
-    )  # for mathematics, for reasoning-gym, two for grammars
-    for process, name in zip(family, names, strict=True):
+def _check_family(server: Any, *, spawned: int, sandboxes: int) -> None:
+    """No process of the server's but the first holds a secret."""
+    family = psutil.Process(server.process.pid).children(recursive=True)
+    names = {process.pid: " ".join(process.cmdline()) for process in family}
+    assert sum("spawn_main" in name for name in names.values()) >= spawned
+    assert sum("rewards.sandbox.worker" in name for name in names.values()) >= sandboxes
+    for pid, name in names.items():
         if "resource_tracker" not in name:
-            assert _holds_no_secret(process.pid), name
+            assert _holds_no_secret(pid), name
+
+
+def test_no_worker_of_the_server_knows_a_secret(server: Any) -> None:
+    assert not _holds_no_secret(server.process.pid)  # the check itself works
+    _check_family(server, spawned=2, sandboxes=3)  # for mathematics, and two for grammars
+
+
+def test_no_worker_knows_the_key_of_the_server(mixed: Any, export: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its workers are forks here, so what they would be started with is looked at; their sandboxes are not."""
+    pytest.importorskip("reasoning_gym")
+    _check_family(mixed, spawned=0, sandboxes=4)  # for mathematics, for reasoning-gym, and two for grammars
+    for name, value in (SECRETS | {"GRPO_PL_API_KEY": "secret-server", "HTTPS_PROXY": ""}).items():
+        monkeypatch.setenv(name, value)
+    for task in (GenerateWorker(find_model(export), device="cpu", max_batch_size=1), ScoreWorker([MATH])):
+        told = task.environment()
+        assert "PATH" in told and "HTTPS_PROXY" not in told
+        assert not any("secret-" in value for value in told.values())
+
+
+@pytest.mark.slow
+def test_nor_does_any_of_a_server_that_is_started_as_users_do(
+    start: Callable[..., Any], mixed_export: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("reasoning_gym")
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    keyed = start(model=mixed_export, api_key="secret-server", interpreter=("-X", "importtime"))
+    assert "GRPO_PL_API_KEY" in _variables(keyed.process.pid)
+    _check_family(keyed, spawned=2, sandboxes=4)
 
 
 def test_a_pickle_in_a_file_to_score_is_refused_and_does_nothing(
@@ -206,8 +203,9 @@ def _hostile(kind: str, folder: Path) -> tuple[dict[str, Any], str]:
 KINDS = ["function", "function by its module", "inside", "judge", "model", "steps", "elsewhere", "the system"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("verb", ["evaluate", "predict", "filter", "serve"])
+@pytest.mark.parametrize(
+    ("verb", "kind"), [("serve", kind) for kind in KINDS] + [(v, "inside") for v in ("evaluate", "predict", "filter")]
+)
 def test_an_export_that_names_other_code_is_refused_before_anything_is_imported(
     verb: str,
     kind: str,
