@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+import multiprocessing.util
 import socket
 import time
 from typing import Any
@@ -13,9 +14,17 @@ from serve import litserve_adapter
 from serve.litserve_adapter import WorkerProcess, launch
 from serve.score_worker import ScoreItems, ScoreWorker
 from serve.worker_channel import Answer, Cancel, Failure, Frames, FrontChannel, WorkerTask, packed
+from tests.forked import with_forked_workers
 
 MATH = {"class_path": "grpo_pl.rewards.MathReward", "init_args": {"correctness": True}}
 START_S = 150.0
+
+
+@pytest.fixture(autouse=True)
+def _forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of ``spawn`` are forked, which is quick; `server` starts them as users do."""
+    monkeypatch.setattr(multiprocessing.util, "spawnv_passfds", multiprocessing.util.spawnv_passfds)
+    with_forked_workers(lambda: 0)
 
 
 def _answer(end: socket.socket) -> Any:
