@@ -4,20 +4,26 @@ import asyncio
 import faulthandler
 import json
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from grpo_pl.policy.trained import find_model
 from serve import grammar_judge, grammars
+from serve.completions import CompletionRoutes
 from serve.errors import ApiError
 from serve.grammar_checker import GrammarChecker
 from serve.grammar_judge import Budget, Unusable
 from serve.grammars import Compiled, Grammar, GrammarMask, Grammars, SizedCache
+from serve.prompts import Prompts
+from serve.schemas import ChatRequest
 from tests.serve.bodies import CHAT, COMPLETIONS, HELLO
 from tests.serve.conftest import wait_until
 from tests.serve.hostile_cases import SLOW
@@ -115,6 +121,30 @@ def test_what_passes_quickly_and_then_takes_long_is_refused_while_decoding(serve
     error = server.refusal(CHAT, ASK | fields)
     assert error["param"] == "structured_outputs" and "too complex to follow" in error["message"]
     server.ask(CHAT, ASK | {"structured_outputs": {"regex": "[ab]{3}"}})
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"structured_outputs": {"choice": ["a"]}, "stream": True}, "structured_outputs"),
+        ({"tools": _tools({"type": "integer"}), "tool_choice": "required"}, "tool_choice"),
+    ],
+    ids=str,
+)
+def test_without_llguidance_they_are_refused_by_what_to_install(
+    export: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], param: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)  # as if not installed
+    model = find_model(export)
+    made = GrammarChecker(model.tokenizer, max_queue=1)
+    asyncio.run(made.start())
+    made.close()
+    none: dict[str, Any] = dict.fromkeys(("generator", "weights", "metrics"))  # no worker is there
+    routes = CompletionRoutes(prompts=Prompts(model), grammars=made, deadline_s=1.0, **none)
+    with pytest.raises(ApiError, match=r"pip install 'grpo_pl\[structured\]'") as refused:
+        asyncio.run(routes.chat_job(ChatRequest.model_validate(ASK | fields)))
+    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", param)
 
 
 # --- the check --------------------------------------------------------------------------------------------------------
