@@ -1,4 +1,4 @@
-"""Messages with tools become the tokens that the policy read in training."""
+"""Messages with tools become the tokens that the policy read in training; what a text must not lose on its way."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from grpo_pl.environments.tool_calls import CallParser, HermesCalls, Result, TagCalls
-from grpo_pl.openai_format.messages import Message
+from grpo_pl.openai_format.messages import FunctionTool, Message
 from grpo_pl.policy.dialogue import Dialogue, PlainTurns
 from grpo_pl.policy.template import Example, PromptTemplate
 from grpo_pl.policy.tokenizer import character_tokenizer
@@ -245,3 +245,41 @@ def test_a_call_that_tags_cannot_write_is_refused(tokenizer: PreTrainedTokenizer
     asked = conversation(user("1"), {"role": "assistant", "tool_calls": calls}, result("1", "2"))
     with pytest.raises(ApiError, match="gives one argument, and that of 'calc' has 2"):
         renderer(tokenizer, TAGS).tokens(asked)
+
+
+class Counting:
+    """A tokenizer that counts how often it is called."""
+
+    def __init__(self) -> None:
+        self.own, self.calls = character_tokenizer("abc123"), 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return self.own(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+
+def test_too_many_tools_to_hold_answers_to_are_named_as_such() -> None:
+    prompts = Prompts(SimpleNamespace(tools=ToolForm()))  # type: ignore[arg-type]
+    tools = [FunctionTool.model_validate({"type": "function", "function": {"name": f"f{i}"}}) for i in range(128)]
+    few = prompts.call_grammar(tools[:8], several=True)
+    assert few.kind == "lark" and few.text.count("<tool_call>") == 8
+    long = {"type": "object", "properties": {"x": {"description": "x" * 300}}}
+    for tool in tools:
+        tool.function.parameters = long
+    with pytest.raises(ApiError, match=r"^400: tools: .* 128 tools .*fewer tools") as caught:
+        prompts.call_grammar(tools, several=True)
+    assert caught.value.param == "tools"
+
+
+def test_very_many_new_characters_cost_few_calls() -> None:
+    tokenizer = Counting()
+    prompts = Prompts(SimpleNamespace(tokenizer=tokenizer, context=None))  # type: ignore[arg-type]
+    assert prompts.known("".join(map(chr, range(0x4E00, 0x5E00))) + "ab3") == {"a", "b", "3"}
+    assert tokenizer.calls <= 8  # each a while in which nobody else is answered
+    prompts.check_characters("abba" * 1000, "prompt")
+    with pytest.raises(ApiError, match="does not know the character '一'"):
+        prompts.check_characters("ab一丁", "prompt")
+    assert tokenizer.calls <= 8  # each a while in which nobody else is answered
