@@ -53,13 +53,6 @@ document.body.append(frame);
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    started = Browser(tmp_path_factory.mktemp("profile"), "--host-resolver-rules=MAP *.example 127.0.0.1")
-    yield started
-    started.close()
-
-
-@pytest.fixture(scope="module")
 def foreign() -> Iterator[int]:
     """The port of somebody else's web site on this machine."""
 

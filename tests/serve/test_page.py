@@ -35,6 +35,7 @@ SCRIPTED = (
 @pytest.fixture
 def page(server: Any, browser: Browser) -> Browser:
     browser.show_at(1280)
+    browser.console()  # an earlier page's
     browser.open(server.address + "/")
     until(lambda: "tiny" in browser.text("#model"))
     return browser
@@ -55,6 +56,12 @@ def _say(page: Browser, *texts: str) -> None:
 
 
 def test_a_problem_is_typed_streams_in_and_gets_its_rewards(page: Browser) -> None:
+    box = "const b = document.getElementById('go').getBoundingClientRect(); return [b.y, b.width, b.height]"
+    before = page.run(box)
+    page.run(
+        "window.boxes = []; const real = fetch; window.fetch = (...given) => {"
+        "boxes.push(document.getElementById('go').textContent, (() => {" + box + "})()); return real(...given) }"
+    )
     page.run(
         "const read = eventsOf; window.pieces = 0; eventsOf = async function* (response) {"
         "for await (const event of read(response)) { pieces += event.choices[0].delta.content ? 1 : 0; yield event; } }"
@@ -69,6 +76,7 @@ def test_a_problem_is_typed_streams_in_and_gets_its_rewards(page: Browser) -> No
     assert page.text("#formula") == "Advantage (dr_grpo): reward − mean"
     tokens = [int(text.split()[0]) for text in page.texts("article .length")]
     assert f"+ {sum(tokens)}" in page.text("#group") and all(0 < count <= 40 for count in tokens)
+    assert page.run("return boxes") == ["Stop", before] * 2 and page.run(box) == before  # the button stays where it is
     assert page.console() == []
 
 
@@ -78,6 +86,9 @@ def test_a_group_is_counted_sorted_and_drawn(page: Browser) -> None:
     shown = page.run("return [...document.querySelectorAll('.kind')].map(k => k.innerText)")
     kinds = [" ".join(text.split()) for text in shown]
     assert kinds == ["46 right ×3", "9 wrong ×2", "10 wrong ×1"]
+    assert page.texts("article .gain") == ["+0.50", "−0.50", "+0.50", "−0.50", "+0.50", "−0.50"]  # reward − mean
+    label = page.run("return document.querySelector('article:nth-of-type(2) .head').ariaLabel")
+    assert label.startswith("sample 2, wrong, reward 0.1") and label.endswith(", advantage −0.50")
     figures = page.texts("#group .figure")
     assert "right 3" in figures and "wrong 3" in figures and not any("not judged" in text for text in figures)
     assert page.texts("#figures h3") == ["pass@k share", "Rewards samples", "Lengths samples"]
@@ -128,23 +139,9 @@ def test_the_first_screen_says_what_the_page_does_and_shows_a_whole_text(page: B
     assert page.count("article.open") == 1
     seen = "const b = document.querySelector(arguments[0]).getBoundingClientRect(); return [b.top, b.bottom]"
     assert page.text("article.open .text") == r"<think>12+34 is 46</think>\boxed{46}"
-    assert page.run(seen, ".about")[0] >= 0 and page.run(seen, "article.open .text")[1] <= 800
-
-
-def test_every_tile_has_its_advantage(page: Browser) -> None:
-    _say(page, r"\boxed{46}", *[r"\boxed{9}"] * 7)
-    _sample(page, 8)
-    assert page.texts("article .gain") == ["+0.88", *["−0.13"] * 7]  # Dr. GRPO: reward − mean, 1 of 8 right
-    assert page.run("return document.querySelector('article:nth-of-type(2) .head').ariaLabel") == (
-        "sample 2, wrong, reward 0, advantage −0.13"
-    )
-
-
-def test_equal_values_are_no_solid_block(page: Browser) -> None:
-    _say(page, *[r"\boxed{46}"] * 8)
-    _sample(page, 8)
     widths = "return [...document.querySelectorAll('#figures rect.fill')].map(r => r.getBoundingClientRect().width)"
-    assert page.run(widths) and max(page.run(widths)) < 80
+    assert page.run(widths) and max(page.run(widths)) < 80  # equal values are no solid block
+    assert page.run(seen, ".about")[0] >= 0 and page.run(seen, "article.open .text")[1] <= 800
 
 
 def test_on_a_phone_samples_stand_before_charts(page: Browser) -> None:
@@ -223,19 +220,6 @@ def test_a_refusal_of_the_server_is_shown(page: Browser) -> None:
     page.click("#go")
     until(lambda: page.text("#error").startswith("Length: 5000 after a prompt of"))
     assert page.text("#go") == "Sample"
-
-
-def test_the_button_stays_where_it_is(page: Browser) -> None:
-    box = "const b = document.getElementById('go').getBoundingClientRect(); return [b.x, b.y, b.width, b.height]"
-    before = page.run(box)
-    page.run(
-        "window.boxes = []; const real = fetch; window.fetch = (...given) => {"
-        "boxes.push(document.getElementById('go').textContent, (() => {" + box + "})()); return real(...given) }"
-    )
-    _sample(page, 1)
-    assert page.run("return boxes").count("Stop") == 2
-    assert [each for each in page.run("return boxes") if each != "Stop"] == [before] * 2
-    assert page.run(box) == before
 
 
 def test_what_is_shown_is_never_markup(page: Browser) -> None:
