@@ -28,20 +28,20 @@ COMPLETIONS = [
     r"\boxed{6=5}",
     "nothing",
     r"<think></think><answer>\boxed{\frac{1}{2}}",
-    r"\boxed{9^{9^{9^9}}}",
     "",
 ]
 
 
-def _rows(status_and_answer: tuple[int, Any]) -> Any:
-    status, answer = status_and_answer
-    assert status == 200, answer
-    return answer
+@pytest.fixture(scope="module")
+def judged(server: Any) -> Any:
+    """What the route says of the completions as a group, and of each with an answer that cannot be read."""
+    items = [{"completion": text, "answer": answer} for answer in ("0.5", r"\frac{") for text in COMPLETIONS]
+    group = server.ask("/v1/score", {"items": items[: len(COMPLETIONS)], "group": True})
+    return items, group, server.ask("/v1/score", {"items": items})["items"]
 
 
-def test_the_route_scores_as_training_does(server: Any, export: Path) -> None:
-    items = [{"completion": text, "answer": "0.5"} for text in COMPLETIONS]
-    verdicts = _rows(server.post("/v1/score", {"items": items}))["items"]
+def test_the_route_scores_as_training_does(judged: Any, export: Path) -> None:
+    verdicts = judged[2][: len(COMPLETIONS)]
     rewards = build_rewards(find_model(export).rewards)
     trained = score_completions(
         rewards,
@@ -61,10 +61,9 @@ def test_the_route_scores_as_training_does(server: Any, export: Path) -> None:
     assert all(v["ms"] >= 0 for v in verdicts)
 
 
-def test_the_score_command_agrees_with_the_route(server: Any, export: Path, tmp_path: Path) -> None:
+def test_the_score_command_agrees_with_the_route(judged: Any, export: Path, tmp_path: Path) -> None:
     """Where the gold answer cannot be read there is no sum, although the format has a value."""
-    items = [{"completion": text, "answer": answer} for answer in ("0.5", r"\frac{") for text in COMPLETIONS]
-    verdicts = _rows(server.post("/v1/score", {"items": items}))["items"]
+    items, _, verdicts = judged
     file, config, out = tmp_path / "rows.jsonl", tmp_path / "config.yaml", tmp_path / "scored.jsonl"
     file.write_text("".join(json.dumps(item) + "\n" for item in items))
     config.write_text(json.dumps({"rewards": list(find_model(export).rewards)}))
@@ -75,9 +74,8 @@ def test_the_score_command_agrees_with_the_route(server: Any, export: Path, tmp_
     assert [row["correct"] for row in scored] == [v["correct"] for v in verdicts]
 
 
-def test_a_group_gets_the_advantages_of_training(server: Any) -> None:
-    items = [{"completion": text, "answer": "0.5"} for text in COMPLETIONS]
-    answer = _rows(server.post("/v1/score", {"items": items, "group": True}))
+def test_a_group_gets_the_advantages_of_training(judged: Any) -> None:
+    answer = judged[1]
     values = torch.tensor([[item["value"] for item in answer["items"]]], dtype=torch.float64)
     assert answer["group"]["mean"] == pytest.approx(values.mean().item())
     assert answer["group"]["std"] == pytest.approx(values.std().item())
@@ -111,7 +109,7 @@ def _held_out() -> list[dict[str, Any]]:
 
 
 def test_the_route_generates_scores_and_sums_up(server: Any, export: Path) -> None:
-    answer = _rows(server.post("/v1/evaluate", {"items": _held_out(), "n": 4, "seed": 3, "max_tokens": 20}))
+    answer = server.ask("/v1/evaluate", {"items": _held_out(), "n": 4, "seed": 3, "max_tokens": 20})
     assert [item["problem"] for item in answer["items"]] == [row["problem"] for row in _held_out()]
     for item in answer["items"]:
         assert len(item["samples"]) == 4
@@ -120,7 +118,7 @@ def test_the_route_generates_scores_and_sums_up(server: Any, export: Path) -> No
             assert 1 <= sample["tokens"] <= 20
             assert sample["finish_reason"] == "stop" or sample["tokens"] == 20
     assert set(answer["summary"]["metrics"]) == {"pass@1", "pass@2", "pass@4", "maj@4"}
-    again = _rows(server.post("/v1/evaluate", {"items": _held_out(), "n": 4, "seed": 3, "max_tokens": 20}))
+    again = server.ask("/v1/evaluate", {"items": _held_out(), "n": 4, "seed": 3, "max_tokens": 20})
     assert [_texts(a) for a in again["items"]] == [_texts(a) for a in answer["items"]]
 
 

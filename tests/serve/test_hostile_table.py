@@ -82,7 +82,7 @@ def test_others_are_answered_beside_clients_that_read_nothing(
         assert server.call("GET", path)[0] == 200
     hello = {"messages": [{"role": "user", "content": "1+1="}], "max_tokens": 2}
     server.ask(CHAT, hello)
-    time.sleep(0.5)
+    time.sleep(0.25)
     for connection in connections:
         connection.close()
 

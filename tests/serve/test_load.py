@@ -5,7 +5,6 @@ import re
 import select
 import socket
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,11 +15,6 @@ from tests.serve.hostile_cases import BOMBS
 SOON_S = 10.0
 """Generous for a busy machine; what this file keeps from coming back took twenty seconds to minutes."""
 GOLDS = (r"\prod_{i=1}^{10^9} i", r"\sum_{i=1}^{10^9} \frac{1}{i^2+i+1}", "99999999!", r"\binom{10^{10}}{5\cdot10^9}")
-
-
-@pytest.fixture(scope="module")
-def busy(start: Callable[..., Any]) -> Any:
-    return start("--deadline", "120")
 
 
 def _bombs(server: Any, first: int) -> list[socket.socket]:
@@ -37,43 +31,44 @@ def _honest_score(server: Any) -> float:
     return time.monotonic() - began
 
 
-def test_a_score_does_not_wait_for_the_bombs_of_others(busy: Any) -> None:
-    bombs = _bombs(busy, 0)
+def test_a_score_does_not_wait_for_the_bombs_of_others(server: Any) -> None:
+    bombs = _bombs(server, 0)
     time.sleep(0.5)
-    assert max(_honest_score(busy) for _ in range(3)) < SOON_S
+    assert max(_honest_score(server) for _ in range(3)) < SOON_S
     for bomb in bombs:
         bomb.close()
     time.sleep(0.1)
-    assert _honest_score(busy) < SOON_S
-    assert busy.call("GET", "/ready")[0] == 200
+    assert _honest_score(server) < SOON_S
+    assert server.call("GET", "/ready")[0] == 200
 
 
-def test_nor_for_those_of_clients_who_have_gone(busy: Any) -> None:
-    bombs = _bombs(busy, 100)
+@pytest.mark.slow
+def test_nor_for_those_of_clients_who_have_gone(server: Any) -> None:
+    bombs = _bombs(server, 100)
     time.sleep(0.5)
     for bomb in bombs:
         bomb.close()
     began = time.monotonic()
-    assert _honest_score(busy) < SOON_S
-    while not busy.is_idle():  # nothing goes on for them
+    assert _honest_score(server) < SOON_S
+    while not server.is_idle():  # nothing goes on for them
         time.sleep(0.05)
         assert time.monotonic() - began < SOON_S
 
 
 @pytest.mark.slow
-def test_nor_for_a_request_of_a_thousand_items(busy: Any) -> None:
+def test_nor_for_a_request_of_a_thousand_items(server: Any) -> None:
     items = [{"completion": rf"\boxed{{x^{{{i}}}+{i}}}", "answer": "x+1"} for i in range(1000)]
-    with busy.send(SCORE, {"items": items}):
+    with server.send(SCORE, {"items": items}):
         time.sleep(0.5)
-        assert max(_honest_score(busy) for _ in range(3)) < SOON_S
+        assert max(_honest_score(server) for _ in range(3)) < SOON_S
 
 
 @pytest.mark.parametrize("gold", [GOLDS[0], *(pytest.param(gold, marks=pytest.mark.slow) for gold in GOLDS[1:])])
-def test_a_gold_answer_that_is_a_bomb_costs_one_time_limit(busy: Any, gold: str) -> None:
+def test_a_gold_answer_that_is_a_bomb_costs_one_time_limit(server: Any, gold: str) -> None:
     def score(first: int) -> float:
         items = [{"completion": rf"\boxed{{{first + i}+x}}", "answer": gold} for i in range(48)]
         began = time.monotonic()
-        answer = busy.ask(SCORE, {"items": [*items, {"completion": "no box", "answer": gold}]})
+        answer = server.ask(SCORE, {"items": [*items, {"completion": "no box", "answer": gold}]})
         assert {(item["value"], item["status"]) for item in answer["items"]} == {(None, "bad_gold")}
         return time.monotonic() - began
 
@@ -118,18 +113,13 @@ def _meanwhile(server: Any, seconds: float) -> tuple[float, float]:
 @pytest.mark.parametrize(
     "body", [_large(64, stream=True), pytest.param(_large(64), marks=pytest.mark.slow)], ids=["stream", "whole"]
 )
-def test_a_chat_does_not_wait_for_a_request_that_fills_the_batch(busy: Any, body: dict[str, Any]) -> None:
-    large = busy.send(CHAT, body)
+def test_a_chat_does_not_wait_for_a_request_that_fills_the_batch(server: Any, body: dict[str, Any]) -> None:
+    large = server.send(CHAT, body)
     time.sleep(0.5)
-    first, health = _meanwhile(busy, 1)
+    first, health = _meanwhile(server, 1)
     large.close()
     assert first < SOON_S
     assert health < 2.0
-
-
-@pytest.fixture(scope="module")
-def narrow(start: Callable[..., Any]) -> Any:
-    return start("--max-batch-size", "4", "--deadline", "120")
 
 
 TRIPLES = "(?:[0-2][3-5][6-8]){132}"
@@ -144,10 +134,10 @@ TRIPLES = "(?:[0-2][3-5][6-8]){132}"
     ids=["text", "grammar"],
 )
 def test_what_made_way_is_drawn_as_if_it_had_not(narrow: Any, more: dict[str, Any]) -> None:
-    body = {"messages": HELLO, "n": 6, "seed": 3, **more}
+    body = {"messages": HELLO, "n": 3, "seed": 3, **more}
     alone = [choice["message"]["content"] for choice in narrow.post(CHAT, body)[1]["choices"]]
     large = narrow.send(CHAT, body)
-    while narrow.metric("running_sequences") < 4:
+    while narrow.metric("running_sequences") < 2:
         time.sleep(0.01)
     first = _first_token(narrow)
     assert not select.select([large], [], [], 0)[0]  # it goes on, so the other had one of its places
@@ -155,37 +145,38 @@ def test_what_made_way_is_drawn_as_if_it_had_not(narrow: Any, more: dict[str, An
     choices = json.loads(read_all(large).partition(b"\r\n\r\n")[2])["choices"]
     texts = [choice["message"]["content"] for choice in choices]
     same = sum(a == b for a, b in zip(alone, texts, strict=True))
-    assert same >= 5  # near-ties of floating point may differ
+    assert same >= 2  # near-ties of floating point may differ
     if "structured_outputs" in more:
         assert all(re.fullmatch(TRIPLES, text) for text in texts)
     assert narrow.is_idle()
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(60, marks=pytest.mark.slow)])
-def test_a_chat_does_not_wait_for_readers_that_never_read(busy: Any, count: int) -> None:
-    readers = [busy.send(CHAT, _large(64, stream=True)) for _ in range(count)]
-    time.sleep(1)
-    first, health = _meanwhile(busy, 2 if count < 60 else 40)
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [20, 60])
+def test_a_chat_does_not_wait_for_readers_that_never_read(server: Any, count: int) -> None:
+    readers = [server.send(CHAT, _large(64, stream=True)) for _ in range(count)]
+    time.sleep(0.5)
+    first, health = _meanwhile(server, 1 if count < 60 else 40)
     for reader in readers:
         reader.close()
     assert first < SOON_S
     assert health < 5.0
     end = time.monotonic() + 30
-    while not busy.is_idle():
+    while not server.is_idle():
         assert time.monotonic() < end
         time.sleep(0.1)
 
 
 @pytest.mark.slow
-def test_who_never_reads_is_dropped_after_half_a_minute(busy: Any) -> None:
-    reader = busy.send(CHAT, _large(64, stream=True))
-    while busy.metric("running_sequences") == 0:
+def test_who_never_reads_is_dropped_after_half_a_minute(server: Any) -> None:
+    reader = server.send(CHAT, _large(64, stream=True))
+    while server.metric("running_sequences") == 0:
         time.sleep(0.1)
     began = time.monotonic()
-    while busy.metric("running_sequences"):  # what nobody reads leaves the batch
+    while server.metric("running_sequences"):  # what nobody reads leaves the batch
         time.sleep(0.1)
-    assert busy.metric("open_buffers") == 1
-    while not busy.is_idle():
+    assert server.metric("open_buffers") == 1
+    while not server.is_idle():
         assert time.monotonic() - began < 60
         time.sleep(0.5)
     reader.close()

@@ -86,9 +86,9 @@ def _listening(places: int) -> Iterator[Callable[[], socket.socket]]:
 
 @pytest.fixture
 def listen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], socket.socket]]:
-    """Opens connections to a server with four places, 0.5 s for a head and 0.5 s for an unread answer."""
-    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.5)
-    monkeypatch.setattr(protocol, "WRITE_SECONDS", 0.5)
+    """Opens connections to a server with four places, 0.2 s for a head and 0.2 s for an unread answer."""
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(protocol, "WRITE_SECONDS", 0.2)
     may_end.clear()
     while begun.acquire(blocking=False):  # an earlier test's
         pass
@@ -345,7 +345,7 @@ def test_half_a_head_behind_another_request_is_refused_in_its_turn(listen: Any) 
     connection = listen()
     connection.sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\nGET / HT")
     assert begun.acquire(timeout=60)
-    time.sleep(1.0)  # longer than a head may take
+    time.sleep(0.4)  # longer than a head may take
     may_end.set()
     assert [answer[:3] for answer in _all(connection).split(b"HTTP/1.1 ")] == [b"", b"200", b"408"]
 

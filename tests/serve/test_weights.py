@@ -1,5 +1,6 @@
 """Weights that change while the server answers: by request, and by following a run in training."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -19,8 +20,10 @@ from safetensors.torch import load_file, save_file
 from grpo_pl.cli.commands.serve import serve
 from grpo_pl.cli.main import main
 from grpo_pl.config.objects import build_environment
+from grpo_pl.files.checkpoints import CheckpointError
 from grpo_pl.policy.trained import find_model
 from grpo_pl.rollout.episode_settings import EpisodeSettings
+from serve import weights
 from serve.settings import ServeSettings
 from serve.weights import Follower, newest_sealed, run_of, version_id, weights_of
 from tests.forked import Forked
@@ -28,7 +31,7 @@ from tests.serve.bodies import HELLO
 from tests.serve.conftest import WEIGHTS_KEY as KEY
 from tests.serve.conftest import altered, error_of, run_of_export, wait_until, write_checkpoint
 
-LONG = {"messages": HELLO, "max_tokens": 2000, "ignore_eos": True, "seed": 7}
+LONG = {"messages": HELLO, "max_tokens": 400, "ignore_eos": True, "seed": 7}
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +67,9 @@ def _says(server: Any, **further: Any) -> tuple[str, str]:
 class _Stream:
     """A long stream that is read when it is told to be."""
 
-    def __init__(self, server: Any) -> None:
+    def __init__(self, server: Any, length: int) -> None:
         self._events = server.openai().chat.completions.create(
-            model="tiny", stream=True, messages=HELLO, max_tokens=2000, seed=7, extra_body={"ignore_eos": True}
+            model="tiny", stream=True, messages=HELLO, max_tokens=length, seed=7, extra_body={"ignore_eos": True}
         )
         self.versions: set[str] = set()
         self.text = ""
@@ -84,20 +87,26 @@ class _Stream:
         self.text += event.choices[0].delta.content or ""
 
 
+def _prompt_logprobs(server: Any) -> list[float]:
+    echo = {"prompt": "1+1=", "max_tokens": 0, "echo": True, "logprobs": 1}
+    return list(server.ask("/v1/completions", echo)["choices"][0]["logprobs"]["token_logprobs"][1:])
+
+
 def test_a_stream_ends_under_the_weights_it_began_with(server: Any, export: Path, exports: dict[str, Path]) -> None:
+    """Prompts are scored by the newest, too."""
     assert _change(server, export)[0] == 200
-    text, first = _says(server)
+    (text, first), scored = _says(server), _prompt_logprobs(server)
     whole = server.post("/v1/chat/completions", LONG)[1]["choices"][0]["message"]["content"]
-    stream = _Stream(server)
+    stream = _Stream(server, LONG["max_tokens"])
     status, answer = _change(server, exports["b"])
     assert (status, answer["previous"], answer["changed"]) == (200, first, True)
     second = answer["id"]
     other, told = _says(server)
-    assert told == second != first and other != text
+    assert told == second != first and other != text and _prompt_logprobs(server) != scored
     stream.read()
     assert stream.versions == {first} and stream.text == whole
     assert _change(server, export)[0] == 200
-    assert _says(server) == (text, first)
+    assert _says(server) == (text, first) and _prompt_logprobs(server) == scored
     wait_until(lambda: len(server.call("GET", "/v1/weights")[1]["held"]) == 1)
 
 
@@ -115,19 +124,6 @@ def test_every_route_that_draws_names_the_version(server: Any) -> None:
     assert server.post("/v1/completions", echo)[1]["system_fingerprint"] == version
 
 
-def test_a_prompt_is_scored_by_the_version_of_its_answer(server: Any, export: Path, exports: dict[str, Path]) -> None:
-    def logprobs() -> list[float]:
-        echo = {"prompt": "1+1=", "max_tokens": 0, "echo": True, "logprobs": 1}
-        return list(server.post("/v1/completions", echo)[1]["choices"][0]["logprobs"]["token_logprobs"][1:])
-
-    assert _change(server, export)[0] == 200
-    before = logprobs()
-    assert _change(server, exports["b"])[0] == 200
-    assert logprobs() != before
-    assert _change(server, export)[0] == 200
-    assert logprobs() == before
-
-
 def test_a_change_to_the_same_weights_changes_nothing(server: Any, export: Path) -> None:
     assert _change(server, export)[0] == 200
     now = server.call("GET", "/v1/weights")[1]
@@ -139,10 +135,10 @@ def test_a_change_to_the_same_weights_changes_nothing(server: Any, export: Path)
 def test_a_change_waits_while_too_many_versions_answer(server: Any, export: Path, exports: dict[str, Path]) -> None:
     assert _change(server, export)[0] == 200
     wait_until(server.is_idle)
-    streams = [_Stream(server)]
+    streams = [_Stream(server, 4000)]
     for name in "bcd":
         assert _change(server, exports[name])[0] == 200
-        streams.append(_Stream(server))
+        streams.append(_Stream(server, 4000))
     held = [entry["requests"] for entry in server.call("GET", "/v1/weights")[1]["held"]]
     if held == [1, 1, 1, 1]:  # else a stream has reached its end already
         with ThreadPoolExecutor(1) as thread:
@@ -182,7 +178,7 @@ def test_only_its_own_key_changes_the_weights(server: Any, crowded: Any, exports
 def test_what_cannot_take_the_place_of_the_weights_is_refused_and_the_old_ones_stay(
     server: Any, export: Path, tmp_path: Path
 ) -> None:
-    before = server.call("GET", "/v1/weights")[1]["id"]
+    before, served = server.call("GET", "/v1/weights")[1]["id"], find_model(export)
     broken = tmp_path / "broken.ckpt"
     broken.write_bytes(b"no checkpoint")
     longer = altered(export, tmp_path / "longer")
@@ -198,8 +194,10 @@ def test_what_cannot_take_the_place_of_the_weights_is_refused_and_the_old_ones_s
         longer: "another tokenizer or context",
     }
     for path, reason in refused.items():
-        error = error_of(_change(server, path), 400)
-        assert error["param"] == "path" and reason in error["message"]
+        with pytest.raises((ValueError, CheckpointError), match=reason):
+            weights_of(path, served)
+    error = error_of(_change(server, broken), 400)
+    assert error["param"] == "path" and "broken.ckpt" in error["message"]
     assert _change(server, None)[1]["error"]["message"].startswith("path: give one")
     assert _says(server)[1] == before
     assert server.metric("weights_versions") == 1
@@ -232,10 +230,9 @@ def test_an_export_in_its_run_folder_knows_its_run(run: Path, export: Path) -> N
 
 
 def test_a_checkpoint_that_is_not_sealed_is_not_seen_and_a_broken_one_is_passed_over(
-    run: Path, export: Path, caplog: pytest.LogCaptureFixture
+    run: Path, export: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import asyncio
-
+    monkeypatch.setattr(weights, "_POLL_S", 0.05)
     found = run_of(find_model(run / "checkpoints" / "rollout-000002.ckpt"))
     assert found is not None
     newer = write_checkpoint(run, export, 11)
@@ -304,7 +301,7 @@ def in_training(command_line: Any) -> Iterator[tuple[Any, Callable[[int], None]]
             "init_args": {"function": f"{folder}/gates.py:gate", "weight": 0.01},
         },
     ]
-    config = command_line.config(model__rewards=rewards, model__cold_start=None, data__steps=4)
+    config = command_line.config(model__rewards=rewards, model__cold_start=None, data__steps=3)
     environment = {**os.environ, "GRPO_PL_CACHE": str(command_line.cache)}
     with (folder / "log").open("w") as log:
         fit = ["fit", f"--config={config}", f"--runs_dir={folder / 'runs'}"]
@@ -321,8 +318,9 @@ def in_training(command_line: Any) -> Iterator[tuple[Any, Callable[[int], None]]
 
 
 def test_a_run_in_training_is_followed_within_one_checkpoint_and_no_request_fails(
-    start: Callable[..., Any], in_training: Any, command_line: Any
+    start: Callable[..., Any], in_training: Any, command_line: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(weights, "_POLL_S", 0.1)  # of the server, which is a fork
     process, open_to = in_training
     folder = command_line.runs / "tiny"
     wait_until(lambda: (folder / "config.yaml").exists() or process.poll() is not None)
@@ -338,7 +336,7 @@ def test_a_run_in_training_is_followed_within_one_checkpoint_and_no_request_fail
     with ThreadPoolExecutor(2) as threads:
         asking = [threads.submit(ask) for _ in range(2)]
         try:
-            for rollouts in range(1, 5):  # the run goes on only when the server has the checkpoint
+            for rollouts in range(1, 4):  # the run goes on only when the server has the checkpoint
                 name = f"rollout-{rollouts:06d}-"
                 wait_until(lambda name=name: server.call("GET", "/v1/weights")[1]["id"].startswith(name))
                 assert _says(server, max_tokens=2)[1].startswith(name)
@@ -349,7 +347,7 @@ def test_a_run_in_training_is_followed_within_one_checkpoint_and_no_request_fail
         for future in asking:
             future.result()
     assert {status for status, _ in answers} == {200}
-    assert {version.rpartition("-")[0] for _, version in answers} >= {f"rollout-{k:06d}" for k in range(1, 4)}
+    assert {version.rpartition("-")[0] for _, version in answers} >= {f"rollout-{k:06d}" for k in range(1, 3)}
     wait_until(lambda: server.metric("weights_versions") == 1)
 
 
