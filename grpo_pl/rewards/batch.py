@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextvars
 import math
-import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from grpo_pl.functional.exact_sums import total_reward
+from grpo_pl.rewards.background import call_together
 from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score, correctness_index
 from grpo_pl.rewards.logged_extras import LoggedExtras
 from grpo_pl.rewards.process import ProcessReward
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,36 +134,6 @@ def score_completions(
             for row in scores:
                 row[i] = Score(None, "unavailable", str(episode.get("detail", "")))
     return ScoredBatch(rewards=rewards, scores=scores, extra=extras.columns(), metrics=extras.metrics)
-
-
-def in_thread(call: Callable[[], T]) -> Future[T]:
-    """Runs ``call`` in a daemon thread, with a copy of the caller's context variables; the future gets its outcome."""
-    future: Future[T] = Future()
-    context = contextvars.copy_context()
-
-    def run() -> None:
-        try:
-            future.set_result(context.run(call))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="reward", daemon=True).start()
-    return future
-
-
-def call_together(calls: Sequence[tuple[bool, Callable[[], T]]]) -> list[T]:
-    """The results of ``calls``, in order.
-
-    Args:
-        calls: pairs (waits, call). Calls with ``waits`` run in threads of their own, all at the same time; the others
-            run meanwhile in this thread, one after another.
-
-    Raises:
-        Exception: whatever a call raises.
-    """
-    started = {i: in_thread(call) for i, (waits, call) in enumerate(calls) if waits and len(calls) > 1}
-    here = {i: call() for i, (_, call) in enumerate(calls) if i not in started}
-    return [started[i].result() if i in started else here[i] for i in range(len(calls))]
 
 
 def score_one(reward: Reward, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[Score]:

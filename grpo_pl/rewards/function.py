@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import inspect
 import math
-import os
 import sys
-import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 from grpo_pl.processes.modules import load_module
+from grpo_pl.rewards.background import run_coroutine
 from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score
 from grpo_pl.rewards.logged_extras import current_extras
-
-T = TypeVar("T")
 
 
 def load_function(reference: str) -> Callable[..., Any]:

@@ -14,8 +14,8 @@ from typing import Any
 class LoggedExtras:
     """Columns and metrics that rewards log during one call on a batch, and what one of them logs with."""
 
-    count: int
-    """Completions of the call."""
+    completions: int
+    """How many the call is about."""
     trainer_state: Callable[[], Any] | None = None
     """Returns what functions get as ``trainer_state``; None outside training."""
     kept: bool = True
@@ -48,12 +48,12 @@ class LoggedExtras:
         """
         if not self.kept:
             return
-        given, rows = list(values), range(self.count) if self.rows is None else self.rows
+        given, rows = list(values), range(self.completions) if self.rows is None else self.rows
         if len(given) != len(rows):
             raise ValueError(f"log_extra({column!r}) got {len(given)} values for {len(rows)} completions.")
         parts = self.logged.setdefault(str(column), {})
         for key in chain([by], (f"{by} {again}" for again in count(2))):
-            cells = parts.setdefault(key, [None] * self.count)
+            cells = parts.setdefault(key, [None] * self.completions)
             if all(cells[row] is None for row in rows):
                 break
         for row, value in zip(rows, given, strict=True):

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from grpo_pl.rewards.background import call_together
 from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score
-from grpo_pl.rewards.batch import call_together, score_one
+from grpo_pl.rewards.batch import score_one
 from grpo_pl.rewards.logged_extras import logging_for
 
 

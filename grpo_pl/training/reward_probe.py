@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
 import signal
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
+from contextlib import suppress
 from functools import partial
 from itertools import cycle, islice
 from multiprocessing.connection import Connection
@@ -20,8 +22,11 @@ from grpo_pl.data.sources import PromptSource
 from grpo_pl.distributed.collective import failure_line
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.policy.template import PromptTemplate
-from grpo_pl.rewards.base import Reward, held_by, needs_of, with_inner
-from grpo_pl.rewards.batch import in_thread, score_one
+from grpo_pl.processes.child_process import exit_name
+from grpo_pl.processes.resource_limits import kill_with_parent
+from grpo_pl.rewards.background import in_thread
+from grpo_pl.rewards.base import Reward, needs_of, with_inner
+from grpo_pl.rewards.batch import score_one
 from grpo_pl.rewards.endpoint import AsksModel
 from grpo_pl.rewards.function import FunctionReward
 from grpo_pl.rewards.logged_extras import LoggedExtras
@@ -139,39 +144,46 @@ def _within(call: Callable[[], str], until: float) -> str:
 
 
 def _forked(call: Callable[[], str], until: float) -> str:
-    """The result of ``call()`` in a forked process, which is killed when the time is up."""
-    if torch.cuda.is_initialized():
-        raise _NotTried("is not tried before the start: this process uses a GPU, which no forked process could.")
+    """The result of ``call()`` in a forked process, which is killed with what it started when the time is up."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_tell, args=(call, theirs), name="reward probe")
-    process.start()
-    theirs.close()
     try:
+        process.start()
+        theirs.close()
         if not ours.poll(max(0.0, until - time.monotonic())):
             raise _NotTried(
                 f"was interrupted: texts that try it took until {LIMIT_S:g} s had passed. If it loads something, load "
-                "that when its module is imported."
+                "that when its module is imported; a thread of its module does not run in the process that tries it."
             )
-        fault = str(ours.recv())
+        fault, without_gpu = ours.recv()
         process.join(LEAVES_WITHIN_S)
-        return fault
+    except OSError as error:
+        raise _NotTried(f"is not tried before the start: no process could be forked ({error}).") from error
     except EOFError:
         process.join()
         raise _NotTried(
             f"has no result: the process that tried it ended by {exit_name(process.exitcode or 0)}."
         ) from None
     finally:
-        process.kill()
-        process.join()
+        if process.pid is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
+            process.join()
         ours.close()
+        theirs.close()
+    if fault and without_gpu:
+        raise _NotTried(f"is not tried before the start: a forked process cannot use the GPU of this one ({fault}).")
+    return str(fault)
 
 
 def _tell(call: Callable[[], str], parent: Connection) -> None:
     kill_with_parent()
+    os.setpgid(0, 0)  # programs that it starts end with it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     torch.set_num_threads(1)  # OpenMP's threads are not those of a forked process
-    parent.send(call())
+    parent.send((call(), torch.cuda._is_in_bad_fork()))
 
 
 def _episode(text: str) -> Mapping[str, Any]:

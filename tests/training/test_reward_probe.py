@@ -6,10 +6,11 @@ import json
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,19 @@ from transformers import PreTrainedTokenizerBase
 
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 from grpo_pl.policy.template import PromptTemplate
-from grpo_pl.rewards import ColumnArithmeticReward, FormatReward, FunctionReward, JudgeReward, PerSource, Reward, Score
+from grpo_pl.rewards import (
+    ColumnArithmeticReward,
+    FormatReward,
+    FunctionReward,
+    JudgeReward,
+    MathReward,
+    PerSource,
+    Reward,
+    Score,
+)
 from grpo_pl.training import reward_probe
 from grpo_pl.training.reward_probe import JUNK, probe_rewards
+from tests.process_list import lives
 
 SOURCE = ArithmeticPrompts(digits=2)
 SEEN: list[list[str]] = []
@@ -157,12 +168,48 @@ def test_a_process_that_dies_is_told_and_nothing_is_refused(tokenizer: PreTraine
     assert said == "reward 'crashing' has no result: the process that tried it ended by SIGKILL."
 
 
-def test_a_process_with_a_gpu_is_not_forked(
+def test_what_fails_as_a_forked_process_has_no_gpu_is_no_fault(
     tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    (said,) = probe(tokenizer, FunctionReward(name="raising", function=raising))
-    assert said.startswith("reward 'raising' is not tried before the start: this process uses a GPU")
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    (said,) = probe(tokenizer, FormatReward(), FunctionReward(name="raising", function=raising))
+    assert said.startswith("reward 'raising' is not tried before the start: a forked process cannot use the GPU")
+    assert probe(tokenizer, FunctionReward(function=lambda completions, **_: [1.0] * len(completions))) == []
+
+
+def test_workers_of_this_process_are_left_alone_by_the_one_that_tries_a_reward(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """The reward of a mixture has workers, which a fork does not share."""
+    mathematics = MathReward(workers=1)
+    assert mathematics([r"\boxed{1+x}"], ["x+1"], {})[0].value == 1.0
+    pids = mathematics.pool.pids
+    mixed = PerSource(rewards={"a": mathematics, "b": FunctionReward(function=short)})
+    columns = {"source": "a"}
+    problems = [replace(problem, answer="x+1", columns=columns) for problem in SOURCE.prompts(0, count=2)]
+    said: list[str] = []
+    probe_rewards([mixed], problems, SOURCE, PromptTemplate(), tokenizer, group_size=2, plays=False, say=said.append)
+    assert said == []
+    assert mathematics.pool.pids == pids
+    assert mathematics([r"\boxed{2+y}"], ["y+2"], {})[0].value == 1.0
+    mathematics.close()
+
+
+def test_programs_that_a_slow_function_started_end_with_it(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def starting(completions: list[str], **columns: Any) -> list[float]:
+        (tmp_path / "pid").write_text(str(subprocess.Popen(["sleep", "60"]).pid))
+        time.sleep(60)
+        return []
+
+    monkeypatch.setattr(reward_probe, "LIMIT_S", 0.5)
+    (said,) = probe(tokenizer, FunctionReward(name="slow", function=starting))
+    assert said.startswith("reward 'slow' was interrupted")
+    deadline = time.monotonic() + 10
+    while lives(int((tmp_path / "pid").read_text())):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_judge_that_does_not_answer_is_not_waited_for(
