@@ -2,11 +2,10 @@
 
 - Start and end: ``settings`` (options), ``app`` (routes), ``server`` (HTTP thread and workers), ``litserve_adapter``.
 - Before a route: ``protocol`` (connections, headers, time), ``middleware`` (length, key, body, sender), ``login``,
-  ``json_body`` (JSON and its size), ``fields`` and ``schemas`` (fields), ``errors``.
+  ``large_json`` (bodies and large answers), ``schemas`` (fields), ``errors``.
 - Routes: ``completions`` (chat, completions), ``responses``, ``tokens``, ``scoring``, ``evaluation``, ``weights``,
   ``pages``, ``metrics``.
-- Prompts: ``messages``, ``conversations``, ``prompts``. Answers: ``answers``, ``call_reader``, ``json_response``,
-  ``streaming``.
+- Prompts: ``conversations``, ``prompts``. Answers: ``answers``, ``streaming``.
 - To the workers and back: ``worker_client``, ``admission``, ``generator``; ``worker_channel`` has the messages.
 - In the workers: ``generate_worker``, ``versions``, ``grammars``; ``score_worker``.
 - ``parts``: the same for a ``litserve.LitServer`` of your own, as ``PolicyAPI`` and ``RewardAPI``.

@@ -15,9 +15,9 @@ from grpo_pl.openai_format import answers
 from grpo_pl.openai_format.answers import DONE, MadeCall
 from grpo_pl.rollout.native.continuous import ScoredToken
 from grpo_pl.rollout.texts import TextStream
-from serve.errors import ApiError
+from serve.errors import ApiError, to_json
 from serve.generator import Chunk
-from serve.json_response import Encoded, encoded, to_json
+from serve.large_json import Encoded, encoded
 from serve.schemas import ChatRequest, CompletionRequest
 
 if TYPE_CHECKING:

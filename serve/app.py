@@ -23,13 +23,12 @@ from grpo_pl.policy.trained import ServedModel, find_model, without_link
 from grpo_pl.processes.malloc import give_back_memory, share_arenas
 from serve.advantages import group_objective
 from serve.completions import CompletionRoutes
-from serve.errors import ApiError, check_model, install_handlers
+from serve.errors import ApiError, check_model, install_handlers, json_response
 from serve.evaluation import EvaluateRoute
 from serve.generate_worker import GenerateWorker
 from serve.generator import Generator
 from serve.grammar_checker import GrammarChecker
-from serve.json_body import JsonRoute
-from serve.json_response import json_response
+from serve.large_json import JsonRoute
 from serve.litserve_adapter import WorkerProcess
 from serve.logs import configure_logs, open_access_log, write_output
 from serve.metrics import ServerMetrics

@@ -19,7 +19,7 @@ from serve.generate_worker import Generate, ScorePrompt
 from serve.generator import Chunk, Generator
 from serve.grammar_checker import GrammarChecker
 from serve.grammars import Grammar
-from serve.json_response import large_json_response
+from serve.large_json import large_json_response
 from serve.metrics import ServerMetrics
 from serve.prompts import Prompts
 from serve.schemas import ChatRequest, CompletionRequest

@@ -1,7 +1,8 @@
-"""``ApiError`` and the one JSON format in which clients get every error."""
+"""``ApiError``, and the one JSON format in which clients get every error, and small answers."""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -13,11 +14,17 @@ from starlette.exceptions import HTTPException
 
 from grpo_pl.openai_format.answers import error_body
 from grpo_pl.openai_format.fields import field_fault
-from serve.json_response import json_response
 
 log = logging.getLogger(__name__)
 
 _LONGEST = 500  # characters of a message, which may quote the client
+
+to_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode  # `json.dumps` makes one at each call
+
+
+def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """``value`` as a JSON response in ASCII, so that texts with lone surrogates are valid JSON as well."""
+    return Response(to_json(value), status_code=status, headers=headers, media_type="application/json")
 
 
 class Fault(BaseModel):

@@ -19,7 +19,7 @@ from grpo_pl.rollout.native.continuous import batch_of
 from serve.errors import ApiError, bad_request, check_model
 from serve.generate_worker import Generate
 from serve.generator import Chunk, Generator
-from serve.json_response import large_json_response
+from serve.large_json import large_json_response
 from serve.metrics import ServerMetrics
 from serve.prompts import Prompts
 from serve.schemas import EvalProblem, EvaluateRequest, Sampling

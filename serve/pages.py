@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 
 from grpo_pl.report.page import whole_page
-from serve.json_response import json_response
+from serve.errors import json_response
 
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "

@@ -26,8 +26,7 @@ from grpo_pl.openai_format.messages import (
 from grpo_pl.rollout.native.continuous import ScoredToken
 from serve.answers import Choice, usage_of
 from serve.completions import CompletionRoutes
-from serve.errors import ApiError, from_fault
-from serve.json_response import to_json
+from serve.errors import ApiError, from_fault, to_json
 from serve.schemas import BaseRequest, ChatRequest, Seed
 
 

@@ -15,7 +15,7 @@ from grpo_pl.rewards.base import Reward, needs_of
 from serve.admission import AdmissionQueue, QueueFull
 from serve.advantages import group_objective
 from serve.errors import bad_request, check_model
-from serve.json_response import large_json_response
+from serve.large_json import large_json_response
 from serve.metrics import ServerMetrics
 from serve.schemas import ScoreRequest
 from serve.score_worker import ScoreItems

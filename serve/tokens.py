@@ -11,8 +11,7 @@ from pydantic import Field, model_validator
 from grpo_pl.openai_format import fields
 from grpo_pl.openai_format.fields import MAX_ITEMS, MAX_TOOLS, Text, at
 from grpo_pl.openai_format.messages import FunctionTool, Message
-from serve.errors import bad_request, check_model
-from serve.json_response import json_response
+from serve.errors import bad_request, check_model, json_response
 from serve.prompts import Prompts
 from serve.schemas import BaseRequest, TokenId
 

@@ -23,8 +23,7 @@ from grpo_pl.openai_format.fields import Body, Text
 from grpo_pl.policy.trained import ServedModel, find_model, without_link
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rollout.episode_settings import EpisodeSettings
-from serve.errors import ApiError, bad_request
-from serve.json_response import json_response
+from serve.errors import ApiError, bad_request, json_response
 from serve.logs import write_output
 from serve.scoring import closed_rewards
 from serve.versions import DropWeights, LoadWeights

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from serve.errors import from_fault
-from serve.json_body import read_object
+from serve.large_json import read_object
 
 CHAT, COMPLETIONS, SCORE, EVALUATE = "/v1/chat/completions", "/v1/completions", "/v1/score", "/v1/evaluate"
 HELLO = [{"role": "user", "content": "1+1="}]

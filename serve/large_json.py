@@ -1,11 +1,11 @@
-"""Reads JSON bodies of requests, large ones beside the event loop; refuses other types."""
+"""JSON of requests and answers, large ones beside the event loop, so that others are answered in between."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
@@ -14,10 +14,11 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
 
 from grpo_pl.openai_format.json_text import MalformedJson, parse_object
-from serve.errors import ApiError, from_fault
+from serve.errors import ApiError, from_fault, to_json
 
 _LARGE = 1 << 14  # bytes from which reading a body would delay other requests noticeably
 _HUGE = 1 << 18  # bytes from which bodies wait for one another
+_MANY = 64  # items of a list that are encoded at once; no other thread runs meanwhile
 
 
 class JsonRoute(APIRoute):
@@ -83,3 +84,57 @@ def read_object(body: bytes) -> dict[str, Any]:
         return parse_object(body)
     except MalformedJson as error:
         raise ApiError(400, error.message, code=error.code) from None
+
+
+async def large_json_response(make: Callable[[], Any]) -> Response:
+    """The response for ``make()``, which may be large; both are made in a thread, and the text piece by piece, because
+    other requests are answered only between pieces."""
+
+    return await asyncio.to_thread(lambda: Response(encoded(make()), media_type="application/json"))
+
+
+class Encoded(NamedTuple):
+    """A part of an answer that is JSON already, in pieces."""
+
+    pieces: Sequence[str]
+
+
+def encoded(value: Any) -> str:
+    """The JSON of a value that may hold :class:`Encoded` parts."""
+    pieces: list[str] = []
+    _encode(value, pieces)
+    return "".join(pieces)
+
+
+def _encode(value: Any, pieces: list[str]) -> None:
+    """Adds the JSON of a value to ``pieces``, in pieces that the encoder makes in about a millisecond."""
+    if isinstance(value, Encoded):
+        pieces += value.pieces
+    elif not _is_large(value):
+        pieces.append(to_json(value))
+    elif isinstance(value, dict):
+        for i, (name, each) in enumerate(value.items()):
+            pieces.append(f"{',' if i else '{'}{to_json(name)}:")
+            _encode(each, pieces)
+        pieces.append("}")
+    else:
+        pieces.append("[")
+        for first in range(0, len(value), _MANY):
+            some = value[first : first + _MANY]
+            pieces.append("," if first else "")
+            if not any(map(_is_large, some)):
+                pieces.append(to_json(some)[1:-1])
+                continue
+            for i, each in enumerate(some):
+                pieces.append("," if i else "")
+                _encode(each, pieces)
+        pieces.append("]")
+
+
+def _is_large(value: Any) -> bool:
+    """True for a value that holds a list of many items, or what is JSON already."""
+    if isinstance(value, dict):
+        return any(map(_is_large, value.values()))
+    if isinstance(value, list):
+        return len(value) > _MANY or any(map(_is_large, value))
+    return isinstance(value, Encoded)
