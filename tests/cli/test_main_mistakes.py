@@ -90,6 +90,7 @@ VALUES = [
     Refused("temperature is 0", ["--model.sampling.temperature=0"]),
     Refused("set group_size to 2 or more", ["--model.algorithm.group_size=1"]),
     Refused("--name must be the name of a folder, without slashes, got 'a/b'", ["--name=a/b"]),
+    Refused("--name must be the name of a folder, without slashes, got '..'", ["--name=.."]),
     Refused("there is no checkpoint none.ckpt", ["--ckpt_path=none.ckpt"]),
     Refused("trainer: `devices` selected with `CPUAccelerator`", ["--trainer.devices=x"]),
     Refused("invalid accelerator name", ["--trainer.accelerator=tpuu"]),
