@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.rollout.engine import RolloutInterrupted
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.partial import PartialSampler, extended, new_groups
 from grpo_pl.rollout.sampler import CompletionSampler, Samples
@@ -99,3 +100,9 @@ def test_a_prompt_that_leaves_no_room_is_named_before_anything_is_drawn(drawing:
     partial = drawing.partial(4, SamplingParams(max_completion_length=10_000))
     with pytest.raises(ValueError, match=r"prompt 8 has .* exceeds the model's context"):
         partial.grow(drawing.model, new_groups(PROMPTS, step=0, attempt=0, group_size=2))
+
+
+def test_a_part_can_be_interrupted(drawing: Drawing) -> None:
+    groups = new_groups(PROMPTS, step=0, attempt=0, group_size=2)
+    with pytest.raises(RolloutInterrupted):
+        drawing.partial().grow(drawing.model, groups, should_stop=lambda: True)

@@ -150,6 +150,13 @@ def test_recorded_are_the_likeliest_tokens_of_the_policy_that_draws(
     assert 0 < (mask & ~among.any(dim=2)).sum() < mask.sum()  # some drawn tokens are not among them
 
 
+def test_recording_changes_no_sample(tiny_policy: PreTrainedModel) -> None:
+    for engine in (PlainEngine(), NativeEngine()):
+        plain, recorded = (_draw(engine, tiny_policy, top_logprobs=k) for k in (0, K))
+        assert plain.top_ids is None and torch.equal(plain.completion_ids, recorded.completion_ids)
+        assert torch.equal(plain.sampling_logprobs, recorded.sampling_logprobs)
+
+
 def test_beside_a_truncation_they_are_those_that_it_left(tiny_policy: PreTrainedModel) -> None:
     rollout = _draw(NativeEngine(), tiny_policy, top_k=3, sampling_mask=True)
     assert rollout.top_ids is not None and rollout.top_logprobs is not None and rollout.support is not None
