@@ -77,6 +77,10 @@ def test_demonstration_holds_the_work_the_tags_and_the_boxed_answer() -> None:
     assert never.demonstration(prompt, rng) == "<think></think><answer>\\boxed{132}</answer>"
 
 
+def test_a_prompt_does_not_carry_its_demonstration() -> None:
+    assert ArithmeticPrompts(digits=2).prompts(0, count=1)[0].columns == {}
+
+
 def test_scratchpad_share_is_the_share_of_demonstrations_with_work() -> None:
     source, rng = ArithmeticPrompts(scratchpad_share=0.25), random.Random(1)
     prompts = ArithmeticPrompts(digits=3).prompts(0, count=2000)
