@@ -451,6 +451,19 @@ def test_what_is_masked_does_not_matter(name, changes):
     assert torch.equal(*gradients)
 
 
+@pytest.mark.parametrize("name", ["grpo_no_kl", "gspo", "gmpo", "dapo"])
+def test_order_of_completions_inside_groups_does_not_matter(name):
+    algorithm, batch, order = preset(name), make_batch(), [2, 0, 3, 1]
+    rows = torch.arange(P * G).view(P, G)[:, order].flatten()
+    moved = replace(
+        batch,
+        rewards=batch.rewards[:, order],
+        lengths=batch.lengths[:, order],
+        **{name: getattr(batch, name)[rows] for name in ("logprobs", "old", "ref", "steps", "ends")},
+    )
+    torch.testing.assert_close(our_gradient(algorithm, moved)[1], our_gradient(algorithm, batch)[1][rows])
+
+
 # --- single choices -----------------------------------------------------------------------------------------------
 
 
@@ -593,6 +606,32 @@ def test_needs():
     assert (gkd.divergence_mix, replace(gkd, distillation="forward_kl").divergence_mix) == (0.5, 0.0)
     dppo = replace(preset("dppo"), num_iterations=4)
     assert dppo.needs_sampling_logprobs and not dppo.needs_old_logprobs  # nothing is scored before the first update
+
+
+def test_token_level_losses_may_be_computed_from_a_flat_list_of_tokens():
+    for name in presets():
+        algorithm, batch = preset(name), make_batch()
+        if algorithm.ratio_level != "token" or name == "vespo":
+            continue
+        result, advantages = token_advantages(algorithm, batch)
+        sequences, tokens = result.totals(batch.lengths)
+        weights = algorithm.token_weights(
+            batch.mask,
+            num_sequences=sequences,
+            num_tokens=tokens,
+            max_completion_length=MAX_LENGTH,
+            dtype=torch.float64,
+        )
+        keep = batch.mask & result.keep.view(-1, 1)
+        chosen = chosen_tokens(algorithm, batch, result, advantages)
+        given = (batch.logprobs, batch.old, advantages, weights, batch.ref)
+        logprobs, old, advantages, weights, ref = (x.expand(P * G, T)[keep].unsqueeze(0) for x in given)
+        loss = loss_of(
+            algorithm, logprobs=logprobs, old_logprobs=old, advantages=advantages, ref=ref, weights=weights,
+            mask=torch.ones_like(old, dtype=torch.bool), sampling_logprobs=old, divergence=stand_in(logprobs, ref),
+            covariance_mask=None if chosen is None else chosen[keep].unsqueeze(0),
+        ).loss  # fmt: skip
+        assert loss.item() == pytest.approx(our_gradient(algorithm, batch)[0].item(), rel=1e-10), name
 
 
 def one_token(algorithm: GRPOAlgorithm, **arguments):
