@@ -88,6 +88,28 @@ def test_entries_of_the_same_class_are_merged_by_field(settings: Any, path: str)
     assert (form.init_args.weight, form.init_args.partial) == (0.3, True)
 
 
+COOL, SHORT = {"temperature": 0.5}, {"max_completion_length": 9}
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "expected"),
+    [
+        ("model.rewards", [[part("MathReward")]], {"percent": "hundredth"}),  # of another length
+        ("data.source", [part(SORTING)], {"seed": 0}),
+        ("data.source", ["SortingPrompts"], {"seed": 0}),
+        ("data.source", [{"init_args": {"digits": 2}}], {"digits": 2, "seed": 5}),
+        ("model.sampling", [COOL, SHORT], COOL | SHORT),
+    ],
+)
+def test_what_replaces_and_what_is_merged(settings: Any, key: str, given: list[Any], expected: dict[str, Any]) -> None:
+    group, name = key.split(".")
+    by_file = settings(*({group: {name: value}} for value in given))[key]
+    by_option = settings(options=tuple(f"--{key}={value}" for value in given))[key]
+    for found in (by_file, by_option):
+        (one,) = found if isinstance(found, list) else [found]
+        assert expected.items() <= vars(one.get("init_args", one)).items()
+
+
 def test_what_is_inside_another_part_is_reset_as_well(settings: Any) -> None:
     sets = {"data": {"validation_sets": {"x": part(ARITHMETIC, seed=5)}}}
     found = settings(sets, {"data": {"validation_sets": {"x": part(SORTING)}}}).data.validation_sets["x"]
@@ -220,6 +242,23 @@ def test_what_stands_under_a_field_is_read_for_those_who_ask(arguments: list[str
     other = adapter.Parser()
     other.add_argument("--part", type=Described, sub_configs=True)
     assert "How large it is." not in other.format_help()
+
+
+@dataclass
+class Larger(Described):
+    size: int = 2
+
+
+def test_subclasses_are_allowed_inside_alone() -> None:
+    def parsed() -> Any:
+        parser = adapter.Parser(exit_on_error=False)
+        parser.add_argument("--part", type=Described)
+        return parser.parse_args([f"--part={__name__}.Larger"])
+
+    with adapter.subclasses_allowed(Described):
+        assert parsed().part.init_args.size == 2
+    with pytest.raises(ArgumentError):
+        parsed()
 
 
 def test_an_argument_is_found_where_jsonargparse_finds_it() -> None:

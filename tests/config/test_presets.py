@@ -76,6 +76,16 @@ def test_the_quickstart_keeps_its_budget_under_a_preset(tmp_path: Path, name: st
     assert algorithm_of(quickstart, budget, {"preset": name}, folder=tmp_path) == expected
 
 
+def test_every_preset_keeps_the_budget() -> None:
+    budget, parser = dict(zip(BUDGET, (6, 3, 2), strict=True)), Parser()
+    parser.add_argument("--config", action="config")
+    parser.add_argument("--model.algorithm", type=GRPOAlgorithm)
+    for name in presets():
+        texts = [json.dumps({"model": {"algorithm": tree}}) for tree in (budget, {"preset": name})]
+        found = parser.parse_args([f"--config={text}" for text in texts]).model.algorithm
+        assert vars(found) == preset_fields(name) | budget, name
+
+
 def test_what_is_set_later_wins_and_a_preset_resets_what_was_set_before(tmp_path: Path) -> None:
     def found(*trees: dict[str, Any], options: tuple[str, ...] = ()) -> GRPOAlgorithm:
         return algorithm_of(*trees, folder=tmp_path, options=options)
