@@ -51,6 +51,8 @@ def test_in_validation_as_well(command_line: Any) -> None:
     outcome = command_line("fit", "--config", config)
     saved = command_line.runs / "held_out" / "checkpoints" / "rollout-000002.ckpt"
     assert outcome.status == 1 and f"Saved: {saved}" in outcome.err.splitlines()[-1]
+    rewards[0]["init_args"]["on_error"] = "none"
+    command_line.done("fit", "--config", command_line.config("goes_on", model__rewards=rewards, data__steps=2))
 
 
 def test_before_the_first_rollout_there_is_nothing_to_save(command_line: Any, tmp_path: Path) -> None:
