@@ -158,8 +158,7 @@ def _names(file: Path) -> tuple[set[str], set[str], set[str]]:
 
 
 def test_private_parts_of_libraries_are_known_in_the_files_that_say_so() -> None:
-    files = [file for folder in OWN for file in (ROOT / folder).rglob("*.py")]
-    names, table = {str(file.relative_to(ROOT)): _names(file) for file in files}, _table()
+    names, table = {str(file.relative_to(ROOT)): _names(file) for file in _files()}, _table()
     own = set().union(*(defined for defined, _, _ in names.values()))
     own |= {"_exit", "_replace"}  # of `os` and of named tuples, which are documented
     foreign = {file: (imported - {"_exit"}) | (used - own) for file, (_, imported, used) in names.items()}
