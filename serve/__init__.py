@@ -1,7 +1,7 @@
 """The HTTP server of a trained policy: chat, completions, reward scores and evaluation, in LitServe's worker processes.
 
 - Start and end: ``settings`` (options), ``app`` (routes), ``server`` (HTTP thread and workers), ``litserve_adapter``.
-- Before a route: ``protocol`` (connections, headers, time), ``middleware`` (length, key, body, sender), ``login``,
+- Before a route: ``protocol`` (connections, headers, time), ``middleware`` (length, key, body, sender, login),
   ``large_json`` (bodies and large answers), ``schemas`` (fields), ``errors``.
 - Routes: ``completions`` (chat, completions), ``responses``, ``tokens``, ``scoring``, ``evaluation``, ``weights``,
   ``pages``, ``metrics``.

@@ -1,24 +1,30 @@
-"""``Guard``: the ASGI layer around all routes that checks the key, the sender and the size of each request."""
+"""``Guard``: the ASGI layer around all routes that checks the size, the key and the sender of each request.
+
+For the page of a server with a key there is a login form, which gives the browser a session cookie.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
+import html
 import re
+import secrets
 import socket
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from ipaddress import ip_address
+from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.errors import ApiError
-from serve.login import LOGIN, LOGIN_BYTES, Sessions, login_page
 from serve.logs import log_request
 from serve.settings import ServeSettings
 from serve.weights import WEIGHTS
@@ -32,6 +38,21 @@ _CLIENT_GONE = 499
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
 _OWN_SITES = ("same-origin", "none")  # the server's own page, and addresses that a person typed or opened
 
+_LOGIN = "/login"
+_LOGIN_BYTES = 4096
+_SESSION_S = 12 * 3600
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+_FORM = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>grpo_pl: log in</title><style>
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 22rem; margin: 18vh auto 0; padding: 0 1rem; }
+input, button { font: inherit; display: block; width: 100%; box-sizing: border-box; margin-top: .6rem; padding: .5rem; }
+</style></head><body><main><h1>grpo_pl</h1>
+<form method="post" action="/login"><label>API key of this server
+<input id="key" type="password" name="key" autocomplete="current-password" required autofocus></label>
+<button>Log in</button></form><p role="alert">MESSAGE</p></main></body></html>
+"""
 _HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -55,7 +76,7 @@ class Guard:
     def __init__(self, app: ASGIApp, *, settings: ServeSettings, port: int, observe: ObserveFn) -> None:
         self._app, self._origins, self._observe = app, OriginCheck(settings), observe
         self._weights_key = None if settings.weights_key is None else settings.weights_key.encode()
-        self._sessions = None if settings.api_key is None else Sessions(settings.api_key.encode(), port)
+        self._sessions = None if settings.api_key is None else _Sessions(settings.api_key.encode(), port)
         self._max_body = settings.max_body_mb << 20
         self.free_memory = _LARGE_BODIES * self._max_body
         """Bytes that the bodies of all requests may still take together."""
@@ -106,8 +127,8 @@ class Guard:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Checks length, key, body and sender, in this order, and hands the request on."""
         headers, target = Headers(scope=scope), (scope["method"], scope["path"])
-        sessions = self._sessions if target == ("POST", LOGIN) else None
-        body = _Body(scope, receive, limit=self._max_body if sessions is None else LOGIN_BYTES, guard=self)
+        sessions = self._sessions if target == ("POST", _LOGIN) else None
+        body = _Body(scope, receive, limit=self._max_body if sessions is None else _LOGIN_BYTES, guard=self)
         try:
             body.check_announced_length()
             if sessions is None:
@@ -123,7 +144,7 @@ class Guard:
                 await answer(scope, receive, send)
         except ApiError as error:
             shows_page = error.status == 401 and target == ("GET", "/") and "text/html" in headers.get("accept", "")
-            await (login_page() if shows_page else error.response())(scope, receive, send)
+            await (_login_page() if shows_page else error.response())(scope, receive, send)
         finally:
             body.release()
 
@@ -277,3 +298,54 @@ class CrossOrigin(CORSMiddleware):
             return answer
         message = "a page of this origin may not send such a request to this server."
         return ApiError(403, message, code="origin_not_allowed").response()
+
+
+class _Sessions:
+    """Sessions as signed cookies; a restart of the server ends all sessions.
+
+    Args:
+        key: the server's API key, with which a session is opened.
+        port: part of the cookie's name, because browsers share cookies between ports of a host.
+    """
+
+    def __init__(self, key: bytes, port: int) -> None:
+        self.key, self._secret, self._name = key, secrets.token_bytes(32), f"grpo_pl_{port}"
+
+    def holds(self, cookies: Mapping[str, str]) -> bool:
+        """True if the cookies of a request hold a session that has not expired."""
+        expires, _, seal = cookies.get(self._name, "").partition(".")
+        own = hmac.compare_digest(seal.encode("utf-8", "replace"), self._seal(expires).encode())
+        return own and int(expires) > time.time()
+
+    def open(self, form: bytes, *, secure: bool) -> Response:
+        """The answer to the form: a redirect to the page with a session cookie, or the form again for a wrong key."""
+        try:
+            given = parse_qs(form.decode("latin-1"), max_num_fields=4, encoding="utf-8").get("key", [""])[0]
+        except ValueError:
+            given = ""
+        if not hmac.compare_digest(given.encode("utf-8", "replace"), self.key):
+            return _login_page("This is not the key.")
+        expires = str(int(time.time()) + _SESSION_S)
+        answer = RedirectResponse("/", status_code=303)
+        answer.set_cookie(
+            self._name,
+            f"{expires}.{self._seal(expires)}",
+            max_age=_SESSION_S,
+            httponly=True,
+            samesite="strict",
+            secure=secure,
+        )
+        return answer
+
+    def _seal(self, expires: str) -> str:
+        return hmac.new(self._secret, expires.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
+
+
+def _login_page(message: str = "") -> Response:
+    """The form, with status 401."""
+    headers = {
+        "Content-Security-Policy": _POLICY,
+        "WWW-Authenticate": "Bearer",
+        "Referrer-Policy": "same-origin",  # with `no-referrer` a browser would send the form with a null `Origin`
+    }
+    return HTMLResponse(_FORM.replace("MESSAGE", html.escape(message)), status_code=401, headers=headers)
