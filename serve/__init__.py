@@ -3,8 +3,8 @@
 - Start and end: ``settings`` (options), ``app`` (routes), ``server`` (HTTP thread and workers), ``litserve_adapter``.
 - Before a route: ``protocol`` (connections, headers, time), ``middleware`` (length, key, body, sender, login),
   ``large_json`` (bodies and large answers), ``schemas`` (fields), ``errors``.
-- Routes: ``completions`` (chat, completions), ``responses``, ``tokens``, ``scoring``, ``evaluation``, ``weights``,
-  ``pages``, ``metrics``.
+- Routes: ``completions`` (chat, completions), ``responses``, ``prompts`` (tokens), ``scoring``, ``evaluation``,
+  ``weights``, ``pages``, ``metrics``.
 - Prompts: ``conversations``, ``prompts``. Answers: ``answers``, ``streaming``.
 - To the workers and back: ``worker_client``, ``admission``, ``generator``; ``worker_channel`` has the messages.
 - In the workers: ``generate_worker``, ``versions``, ``grammars``; ``score_worker``.

@@ -34,13 +34,12 @@ from serve.logs import configure_logs, open_access_log, write_output
 from serve.metrics import ServerMetrics
 from serve.middleware import CrossOrigin, Guard
 from serve.pages import docs, openapi, page
-from serve.prompts import Prompts
+from serve.prompts import Prompts, TokenRoutes
 from serve.responses import ResponsesRoute
 from serve.score_worker import ScoreWorker
 from serve.scoring import Scorer, ScoreRoute, needed_columns
 from serve.server import Server, bind
 from serve.settings import ServeSettings
-from serve.tokens import TokenRoutes
 from serve.weights import WEIGHTS, Follower, Weights, WeightsRoutes, first_checkpoint, run_of
 
 log = logging.getLogger(__name__)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from fastapi import Response
+
 from grpo_pl.environments.call_reader import CallReader
 from grpo_pl.environments.tool_calls import Call
 from grpo_pl.functional.sampling import row_key
@@ -17,10 +19,11 @@ from grpo_pl.rollout.native.continuous import SequenceOptions
 from grpo_pl.rollout.processors import LogitOptions
 from grpo_pl.types import SampleKey, SamplingParams
 from serve.conversations import Conversation, Renderer
-from serve.errors import ApiError, bad_request
+from serve.errors import ApiError, bad_request, check_model, json_response
 from serve.generate_worker import Generate
 from serve.grammars import MAX_GRAMMAR, Grammar
-from serve.schemas import EvalProblem, Sampling
+from serve.schemas import DetokenizeRequest, EvalProblem, Sampling, TokenizeRequest
+from serve.settings import MAX_TOKENS
 
 _SCALARS = ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p", "min_tokens")
 _LONG = 2000  # characters from which encoding would delay other requests noticeably
@@ -264,3 +267,39 @@ def sample_keys(prompt_ids: Sequence[int], *, seed: int, n: int, prompt_id: int 
     else:
         name = prompt_id if isinstance(prompt_id, int) else row_key("id", prompt_id)
     return [SampleKey(seed=seed, split="predict", step=0, attempt=0, prompt_id=name, sample=i) for i in range(n)]
+
+
+class TokenRoutes:
+    """``/tokenize`` and ``/detokenize``, in vLLM's format."""
+
+    def __init__(self, prompts: Prompts) -> None:
+        self._prompts = prompts
+
+    async def tokenize(self, body: TokenizeRequest) -> Response:
+        model = self._prompts.model
+        check_model(body.model, self._prompts.model.name)
+        if body.messages is not None:
+            ids = await self._prompts.from_messages(body.messages, body.tools)
+        else:
+            ids = await asyncio.to_thread(self._text, str(body.prompt), special=body.add_special_tokens)
+
+        def answer() -> Response:
+            names = model.tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
+            return json_response(
+                {"count": len(ids), "max_model_len": model.context, "tokens": ids, "token_strs": names}
+            )
+
+        return await asyncio.to_thread(answer)
+
+    async def detokenize(self, body: DetokenizeRequest) -> Response:
+        check_model(body.model, self._prompts.model.name)
+        self._prompts.check_ids(body.tokens, "tokens")
+        tokenizer = self._prompts.model.tokenizer
+        text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
+        return json_response({"prompt": str(text)})
+
+    def _text(self, text: str, *, special: bool) -> list[int]:
+        if len(text) > MAX_TOKENS:
+            raise bad_request("prompt", f"give at most {MAX_TOKENS:,} characters.")
+        self._prompts.check_characters(text, "prompt")
+        return list(self._prompts.model.tokenizer(text, add_special_tokens=special).input_ids)

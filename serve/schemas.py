@@ -17,11 +17,11 @@ from pydantic import (
 )
 
 from grpo_pl.openai_format import fields
-from grpo_pl.openai_format.fields import MAX_ITEMS, MAX_SHORT, Body, Short, Text, at, by_type, chosen
-from grpo_pl.openai_format.messages import Conversing, StreamOptions
+from grpo_pl.openai_format.fields import MAX_ITEMS, MAX_SHORT, MAX_TOOLS, Body, Short, Text, at, by_type, chosen
+from grpo_pl.openai_format.messages import Conversing, FunctionTool, Message, StreamOptions
 from serve.errors import bad_request
 from serve.grammars import MAX_GRAMMAR, Grammar
-from serve.settings import MAX_COLUMNS, MAX_SAMPLES, MAX_TEXT
+from serve.settings import MAX_COLUMNS, MAX_SAMPLES, MAX_TEXT, MAX_TOKENS
 
 AnyText = Annotated[InstanceOf[str], Field(max_length=MAX_TEXT)]  # unlike `Text` it may hold lone surrogates
 _SMALLEST = 2.0**-126  # smaller 32-bit floats are zero or lose digits, and no token would be left to draw
@@ -342,3 +342,32 @@ class ScoreRequest(BaseRequest):
         if len({name for item in self.items for name in item.model_extra or ()}) > MAX_COLUMNS:
             raise ValueError(f"items: give at most {MAX_COLUMNS} further fields")
         return self
+
+
+class TokenizeRequest(BaseRequest):
+    """``POST /tokenize``: a text, or a conversation as the chat route would render it."""
+
+    ignored = fields.TOKENIZE
+    prompt: Text | None = None
+    messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_ITEMS, fail_fast=True)
+    tools: list[FunctionTool] = Field([], max_length=MAX_TOOLS, fail_fast=True)
+    """With messages: the tools that the prompt describes."""
+    add_special_tokens: bool = True
+    """With prompt: add the special tokens that the tokenizer puts around a text."""
+    return_token_strs: bool = False
+    """Return the tokens' texts as well."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("prompt: give prompt or messages")
+        if self.tools and self.messages is None:
+            raise at("tools", "give them with messages")
+        return self
+
+
+class DetokenizeRequest(BaseRequest):
+    """``POST /detokenize``."""
+
+    ignored = fields.TOKENIZE
+    tokens: list[TokenId] = Field(max_length=MAX_TOKENS, fail_fast=True)

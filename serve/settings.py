@@ -24,6 +24,8 @@ MAX_COLUMNS = 64
 """Most further fields of the items of one request."""
 MAX_TEXT = 1 << 20
 """Most characters of one completion or gold answer."""
+MAX_TOKENS = 1 << 17
+"""Most characters or tokens to convert into one another."""
 
 
 _ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?", re.IGNORECASE)
