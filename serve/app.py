@@ -21,7 +21,6 @@ from fastapi import FastAPI, Response
 from grpo_pl.policy.loading import choose_device
 from grpo_pl.policy.trained import ServedModel, find_model, without_link
 from grpo_pl.processes.malloc import give_back_memory, share_arenas
-from serve.advantages import group_objective
 from serve.completions import CompletionRoutes
 from serve.errors import ApiError, check_model, install_handlers, json_response
 from serve.evaluation import EvaluateRoute
@@ -37,7 +36,7 @@ from serve.pages import docs, openapi, page
 from serve.prompts import Prompts, TokenRoutes
 from serve.responses import ResponsesRoute
 from serve.score_worker import ScoreWorker
-from serve.scoring import Scorer, ScoreRoute, needed_columns
+from serve.scoring import Scorer, ScoreRoute, group_objective, needed_columns
 from serve.server import Server, bind
 from serve.settings import ServeSettings
 from serve.weights import WEIGHTS, Follower, Weights, WeightsRoutes, first_checkpoint, run_of

@@ -1,19 +1,26 @@
-"""``/v1/score``: scores given completions with the rewards of the checkpoint, over HTTP or in a ``RewardAPI``."""
+"""``/v1/score``: scores given completions with the rewards of the checkpoint, over HTTP or in a ``RewardAPI``.
+
+A group gets its advantages by the objective that the policy was trained with, where rewards alone give them.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, fields, replace
 from typing import Any
 
+import torch
 from fastapi import Request, Response
 
 from grpo_pl.config.objects import build_rewards
+from grpo_pl.config.presets import preset_name
+from grpo_pl.functional.advantages import masked_mean_std
+from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rewards.base import Reward, needs_of
 from serve.admission import AdmissionQueue, QueueFull
-from serve.advantages import group_objective
 from serve.errors import bad_request, check_model
 from serve.large_json import large_json_response
 from serve.metrics import ServerMetrics
@@ -22,6 +29,9 @@ from serve.score_worker import ScoreItems
 from serve.streaming import while_connected
 from serve.worker_client import Deadline, WorkerClient
 
+_BASELINES = {"group_mean": "reward − mean", "leave_one_out": "reward − mean of the others", "none": "reward"}
+_SCALES = {"group_std": "({}) / (std + {:g})", "group_mean": "({}) / mean", "none": "{}"}
+_OWN = "an objective of its own"
 _LONGEST, _TOGETHER = 1 << 17, 1 << 20  # characters to tokenise, per text and in all: each takes 500 bytes of memory
 
 
@@ -140,3 +150,94 @@ class ScoreRoute:
         tokenizer, prefill = self.model.tokenizer, self.model.template.prefill
         texts = (text.removeprefix(prefill).encode("utf-8", "replace").decode() for text in completions)
         return [[*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id] for text in texts]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupObjective:
+    """The objective by which the rewards of one group become advantages.
+
+    Args:
+        trained: name of the objective of the training; "" where an export does not say.
+        algorithm: that objective, or GRPO where it needs more than the rewards of one group.
+    """
+
+    trained: str
+    algorithm: GRPOAlgorithm
+
+    @property
+    def name(self) -> str:
+        return preset_name(_values(self.algorithm)) or _OWN
+
+    @property
+    def formula(self) -> str:
+        """The advantage in words; says where it is not that of the training."""
+        a = self.algorithm
+        formula = _SCALES[str(a.scale)].format(_BASELINES[str(a.baseline)], a.std_eps)
+        formula += ", of right samples only" if a.samples == "correct" else ""
+        other = self.trained not in ("", self.name)
+        return formula + (
+            f"; trained with {self.trained}, whose advantages cannot be shown for one group" if other else ""
+        )
+
+    def advantages(self, rewards: Sequence[float | None], correct: Sequence[bool | None]) -> list[float | None]:
+        """The advantage of each sample; None where the reward is None."""
+        padded = [*rewards, *([None] if len(rewards) == 1 else [])]  # a group is two or more
+        values = torch.tensor([[[math.nan if reward is None else reward for reward in padded]]], dtype=torch.float64)
+        right = torch.tensor([[verdict is True for verdict in (*correct, False)][: len(padded)]])
+        found = replace(self.algorithm, group_size=len(padded)).advantages(
+            values=values,
+            reward_weights=torch.ones(1, dtype=torch.float64),
+            lengths=torch.ones(1, len(padded), dtype=torch.long),
+            truncated=torch.zeros(1, len(padded), dtype=torch.bool),
+            correct=right,
+        )
+        known = zip(rewards, found.advantages[0].tolist(), strict=False)
+        return [None if reward is None else advantage for reward, advantage in known]
+
+    def group(self, scored: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Scored items with their advantages, and statistics of the group."""
+        rewards = [item["value"] for item in scored]
+        values = torch.tensor([[math.nan if reward is None else reward for reward in rewards]], dtype=torch.float64)
+        valid = ~values.isnan()
+        mean, std = masked_mean_std(values.nan_to_num(0.0), valid, dim=1, ddof=self.algorithm.std_ddof)
+        advantages = self.advantages(rewards, [item["correct"] for item in scored])
+        return {
+            "items": [{**item, "advantage": each} for item, each in zip(scored, advantages, strict=True)],
+            "group": {
+                "mean": mean.item(),
+                "std": std.item(),
+                "scored": int(valid.sum()),
+                "objective": self.name,
+                "formula": self.formula,
+            },
+        }
+
+
+def group_objective(given: Mapping[str, Any]) -> GroupObjective:
+    """The objective of an export or a run.
+
+    Args:
+        given: its fields; nothing, or parts that only the training could build, mean GRPO.
+    """
+    names = {field.name for field in fields(GRPOAlgorithm)}
+    plain = given.keys() <= names and all(isinstance(value, str | int | float | None) for value in given.values())
+    try:
+        trained = GRPOAlgorithm(**given) if given and plain else None
+    except (TypeError, ValueError):  # of another version
+        trained = None
+    if trained is None:
+        return GroupObjective(trained=_OWN if given else "", algorithm=GRPOAlgorithm())
+    name = preset_name(_values(trained)) or _OWN
+    enough = (
+        trained.baseline in _BASELINES
+        and trained.scale in _SCALES
+        and trained.supervision == "outcome"
+        and trained.overlong_buffer == 0
+        and not trained.needs_sequence_kl
+        and trained.reward_aggregation == "sum_then_normalize"
+    )
+    return GroupObjective(trained=name, algorithm=trained if enough else GRPOAlgorithm())
+
+
+def _values(algorithm: GRPOAlgorithm) -> dict[str, Any]:
+    return {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}

@@ -12,10 +12,9 @@ from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.trained import find_model
 from grpo_pl.rewards import ExactReward, FormatReward
 from grpo_pl.rewards.base import Reward, Score
-from serve.advantages import group_objective
 from serve.metrics import ServerMetrics
 from serve.score_worker import ScoreItems, score_items
-from serve.scoring import Scorer, ScoreRoute
+from serve.scoring import Scorer, ScoreRoute, group_objective
 
 
 @pytest.mark.slow
