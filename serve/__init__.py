@@ -7,7 +7,7 @@
   ``weights``, ``pages``, ``metrics``.
 - Prompts: ``conversations``, ``prompts``. Answers: ``answers``, ``streaming``.
 - To the workers and back: ``worker_client``, ``admission``, ``generator``; ``worker_channel`` has the messages.
-- In the workers: ``generate_worker``, ``versions``, ``grammars``; ``score_worker``.
+- In the workers: ``generate_worker``, ``versions``, ``grammars`` (and their check before); ``score_worker``.
 - ``parts``: the same for a ``litserve.LitServer`` of your own, as ``PolicyAPI`` and ``RewardAPI``.
 """
 

@@ -26,7 +26,7 @@ from serve.errors import ApiError, check_model, install_handlers, json_response
 from serve.evaluation import EvaluateRoute
 from serve.generate_worker import GenerateWorker
 from serve.generator import Generator
-from serve.grammar_checker import GrammarChecker
+from serve.grammars import GrammarChecker
 from serve.large_json import JsonRoute
 from serve.litserve_adapter import WorkerProcess
 from serve.logs import configure_logs, open_access_log, write_output

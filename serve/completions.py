@@ -17,8 +17,7 @@ from serve.answers import AnswerFormat, ChatFormat, Choice, CompletionFormat, To
 from serve.errors import ApiError, bad_request, check_model
 from serve.generate_worker import Generate, ScorePrompt
 from serve.generator import Chunk, Generator
-from serve.grammar_checker import GrammarChecker
-from serve.grammars import Grammar
+from serve.grammars import Grammar, GrammarChecker
 from serve.large_json import large_json_response
 from serve.metrics import ServerMetrics
 from serve.prompts import Prompts

@@ -19,9 +19,8 @@ from grpo_pl.policy.trained import find_model
 from serve import grammar_judge, grammars
 from serve.completions import CompletionRoutes
 from serve.errors import ApiError
-from serve.grammar_checker import GrammarChecker
 from serve.grammar_judge import Budget, Unusable
-from serve.grammars import Compiled, Grammar, GrammarMask, Grammars, SizedCache
+from serve.grammars import Compiled, Grammar, GrammarChecker, GrammarMask, Grammars, SizedCache
 from serve.prompts import Prompts
 from serve.schemas import ChatRequest
 from tests.serve.bodies import CHAT, COMPLETIONS, HELLO
