@@ -49,13 +49,13 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f"grpo-pl: error: unknown command {verb!r}{nearest(verb, TRAINER_VERBS | VERBS)}", file=sys.stderr)
         print("(all commands: grpo-pl --help)", file=sys.stderr)
         return USAGE_ERROR
-    given, about = split_help(with_shipped_configs(rest))
-    if verb in TRAINER_VERBS and given == ["--help"] and not about:  # at once: all that a parser needs takes seconds
+    if verb in TRAINER_VERBS and split_help(rest) == (["--help"], ""):  # at once: what a parser needs takes seconds
         print(short_page(verb), end="")
         return 0
     if not {"", str(Path.cwd())} & set(sys.path):
         sys.path.append(str(Path.cwd()))  # a `class_path` may name a module that lies here; last, to shadow nothing
     try:
+        given, about = split_help(with_shipped_configs(rest))
         with options_described(given):
             return _train(verb, given, about) if verb in TRAINER_VERBS else _command(verb, given)
     except KeyboardInterrupt:

@@ -202,12 +202,12 @@ def _named(path: str) -> Any:
 @contextmanager
 def subclasses_allowed(kind: type) -> Iterator[None]:
     """Inside, ``class_path`` may name a subclass of this dataclass, whose fields are else given directly."""
-    before = set(_common.subclasses_enabled_types)
-    _common.subclasses_enabled_types.add(kind)
+    added = {kind} - _common.subclasses_enabled_types
+    _common.subclasses_enabled_types.update(added)
     try:
         yield
     finally:
-        _common.subclasses_enabled_types.intersection_update(before)
+        _common.subclasses_enabled_types.difference_update(added)
 
 
 # --- what its errors say --------------------------------------------------------------------------------------------

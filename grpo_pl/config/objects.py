@@ -247,7 +247,8 @@ def gather(args: Sequence[str]) -> tuple[list[str], list[str]]:
     while waiting:
         arg = waiting.pop(0)
         flag, equals, value = arg.partition("=")
-        if not (flag == "--config" or (flag.startswith("--") and "." in flag)) or not (equals or waiting):
+        has_value = equals or (waiting and not waiting[0].startswith("--"))
+        if not (flag == "--config" or (flag.startswith("--") and "." in flag)) or not has_value:
             rest.append(arg)
             continue
         value = value if equals else waiting.pop(0)

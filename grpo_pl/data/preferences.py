@@ -96,8 +96,10 @@ class PreferenceFile(PairSource):
     def _parts(self) -> tuple[list[Preference], list[Preference]]:
         parts: tuple[list[Preference], list[Preference]] = ([], [])
         for pair in read_preferences(self.path):
-            chosen = row_key("held out", pair.prompt) % 10_000 < 10_000 * self.val_share
-            parts[chosen and self.val_path is None].append(pair)
+            if self.val_path is None and row_key("held out", pair.prompt) % 10_000 < 10_000 * self.val_share:
+                parts[1].append(pair)
+            else:
+                parts[0].append(pair)
         if self.val_path is not None:
             parts[1].extend(read_preferences(self.val_path))
             if shared := {pair.prompt for pair in parts[0]} & {pair.prompt for pair in parts[1]}:

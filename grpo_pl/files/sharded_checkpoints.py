@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -85,9 +85,12 @@ def load_sharded(folder: Path, tensors: dict[str, Any]) -> dict[str, Any]:
     Raises:
         CheckpointError: files are missing, cut short, or hold what could run code.
     """
-    with _reading(folder) as reader:
+    reader, meta = _open(folder)
+    try:
         load(tensors, storage_reader=reader)
-    return read_file(folder / META)
+    except CheckpointException as error:
+        raise _unreadable(folder, next(iter(error.failures.values()))[0]) from error
+    return meta
 
 
 def read_sharded(folder: Path) -> dict[str, Any]:
@@ -97,9 +100,11 @@ def read_sharded(folder: Path) -> dict[str, Any]:
         CheckpointError: see `load_sharded`.
     """
     state: dict[str, Any] = {}
-    with _reading(folder) as reader:
+    reader, meta = _open(folder)
+    try:
         _load_state_dict(state, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
-    meta = read_file(folder / META)
+    except CheckpointException as error:
+        raise _unreadable(folder, next(iter(error.failures.values()))[0]) from error
     groups = meta.pop("optimizer_param_groups")
     # ``Optimizer.load_state_dict`` wants the state by number, not by name
     number = {name: i for i, name in enumerate(name for group in groups for name in group["params"])}
@@ -108,6 +113,16 @@ def read_sharded(folder: Path) -> dict[str, Any]:
         "param_groups": [{**group, "params": [number[name] for name in group["params"]]} for group in groups],
     }
     return {**meta, "state_dict": state["state_dict"], "optimizer_states": [optimizer]}
+
+
+def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor that the index names.
+
+    Raises:
+        CheckpointError: see `load_sharded`.
+    """
+    reader, _ = _open(folder)
+    return {key: tuple(entry.size) for key, entry in reader.read_metadata().state_dict_metadata.items()}  # type: ignore[union-attr]
 
 
 class _DeferredErrorFileSystem(FileSystem):
@@ -155,20 +170,21 @@ def _member(kind: Any, name: str) -> Enum:
     return kind[name]
 
 
-@contextmanager
-def _reading(folder: Path) -> Iterator[_SafeReader]:
-    """Context manager: a reader whose index has been found to be harmless; what fails inside is a `CheckpointError`."""
+def _open(folder: Path) -> tuple[_SafeReader, dict[str, Any]]:
+    """A reader whose index has been found to be harmless, and the meta data."""
     reader = _SafeReader(str(folder))
     try:
         reader.read_metadata()
-        yield reader
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"{folder} is refused: reading it could run code ({error}).") from error
-    except (OSError, EOFError, ValueError, AttributeError, CheckpointException) as error:
-        cause = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
-        reason = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
-        line = f"{folder} cannot be read: it is truncated or corrupted ({reason}). Take an earlier one."
-        raise CheckpointError(line) from error
+    except (OSError, EOFError, ValueError, AttributeError) as error:
+        raise _unreadable(folder, error) from error
+    return reader, read_file(folder / META)
+
+
+def _unreadable(folder: Path, cause: BaseException) -> CheckpointError:
+    reason = str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
+    return CheckpointError(f"{folder} cannot be read: it is truncated or corrupted ({reason}). Take an earlier one.")
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -195,9 +211,7 @@ def read_head(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
         CheckpointError: see `read_checkpoint`.
     """
     if _is_sharded(path):
-        with _reading(path) as reader:
-            entries: Mapping[str, Any] = reader.read_metadata().state_dict_metadata
-        shapes = {key.removeprefix("state_dict."): tuple(entry.size) for key, entry in entries.items()}
+        shapes = {key.removeprefix("state_dict."): shape for key, shape in read_shapes(path).items()}
         return _of_policy(shapes), read_file(path / META)
     state = read_file(path, mmap=True)
     return _of_policy({key: tuple(value.shape) for key, value in state.pop("state_dict").items()}), state

@@ -203,7 +203,8 @@ def held_out_charts(columns: Mapping[str, Points], validations: Validations) -> 
         rewards = {name: name.removeprefix(below) for name in names if name.startswith(below)}
         title = "Held-out reward" if place == "val" else f"Held-out reward: {place.removeprefix('val/')}"
         note = "weighted sum and each reward, mean over problems"
-        drawn.append(Numbers(title, note, "reward", {summed: "reward", **rewards}))
+        total = "sum" if "reward" in rewards.values() else "reward"
+        drawn.append(Numbers(title, note, "reward", {summed: total, **rewards}))
     found = []
     for title, note, unit, labels, _ in drawn:
         lines = {label: columns[name] for name, label in labels.items()}

@@ -141,12 +141,7 @@ def _as_one(request: GenerateRequest, rows: Sequence[_Row], first: Rollout, draw
     source = torch.where(again, later, own)
     place = torch.where(again, places - end, places).clamp(max=drawn.completion_ids.shape[1] - 1)
     recorded: dict[str, Any] = {}  # (B, T, …) of the tokens that the policy wrote
-    for name, fill in (
-        ("sampling_logprobs", 0.0),
-        ("support", NO_TOKEN),
-        ("top_ids", NO_TOKEN),
-        ("top_logprobs", -torch.inf),
-    ):
+    for name, fill in _RECORDED.items():
         if (tensor := getattr(drawn, name)) is not None:
             there = written.view(*written.shape, *[1] * (tensor.dim() - 2))
             recorded[name] = torch.where(there, tensor[source, place], fill)

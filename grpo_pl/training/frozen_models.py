@@ -72,9 +72,13 @@ class Reference:
     @torch.no_grad()
     def renew(self, policy: PreTrainedModel, rollout: int) -> None:
         """Takes the policy's weights in if a renewal is due before rollout ``rollout``."""
-        if self.update_every is not None and rollout > 0 and rollout % self.update_every == 0:
+        if self.update_every is None or rollout == 0 or rollout % self.update_every != 0:
+            return
+        if self.rate == 1.0:
+            self.model.load_state_dict(policy.state_dict())  # both sharded, or neither
+        else:
             for mine, theirs in zip(self.model.parameters(), policy.parameters(), strict=True):
-                local_part(mine).lerp_(local_part(theirs).to(mine.dtype), self.rate)  # both sharded, or neither
+                local_part(mine).lerp_(local_part(theirs).to(mine.dtype), self.rate)
 
     def state_dict(self) -> dict[str, Any]:
         """Weights for a checkpoint: none where there is no renewal, for they are always the policy's start.

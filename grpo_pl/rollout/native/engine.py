@@ -232,7 +232,8 @@ class _TurnsEngine(NativeEngine):
         keys: Tensor,
         monitor: DecodeMonitor,
     ) -> tuple[Tensor, Tensor]:
-        """Tokens and log-probabilities (B, T) of one turn, of what rows see ``new`` and of ``fresh`` contexts."""
+        """Tokens and log-probabilities (B, T) of one turn, of what rows see ``new`` and of ``fresh`` contexts; behind a
+        row's end there may be anything."""
         ends, temperature = frozenset(monitor.eos), monitor.sampling.temperature
         limits = zip(keys.tolist(), monitor.request.row_limits, strict=True)
         draws = [Draw(key=key, temperature=temperature, limit=limit, ends=ends) for key, limit in limits]

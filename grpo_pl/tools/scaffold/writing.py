@@ -79,7 +79,7 @@ def write_task(drafted: Draft, folder: Path, policy: str | None, *, lora: bool |
             shutil.copyfile(drafted.copied, staging / drafted.file_name)
         _fill(drafted.kind, "task.py", staging, shown)
         task = load_module(str(staging / "task.py"))
-        shutil.rmtree(staging / "__pycache__", ignore_errors=True)  # of that
+        shutil.rmtree(staging / "__pycache__", ignore_errors=True)  # which importing it made
         if policy is None:
             _small_policy(drafted, task, staging, shown, minutes)
         else:
