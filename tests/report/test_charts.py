@@ -85,6 +85,11 @@ def test_held_out_curves_have_the_intervals_that_were_measured() -> None:
     assert curve["series"][0]["band"] == []
 
 
+def test_the_weighted_sum_keeps_its_line_beside_a_reward_that_is_called_reward() -> None:
+    columns: dict[str, Points] = {"val/reward": [(0, 0.5)], "val/rewards/reward": [(0, 0.25)]}
+    assert _lines(held_out_charts(columns, [])) == {"Held-out reward": {"sum": [(0, 0.5)], "reward": [(0, 0.25)]}}
+
+
 def test_a_comparison_has_a_line_for_each_run_that_logged_a_number() -> None:
     runs: dict[str, dict[str, Points]] = {
         "a": {"reward": [(1, 0.1)], "val/pass@1": [(0, 0.2)], "rewards/math/mean": [(1, 0.3)], "step_time": [(1, 2.0)]},
