@@ -15,7 +15,6 @@ import pytest
 from grpo_pl.rewards import (
     CountdownReward,
     ExactReward,
-    FunctionReward,
     MathReward,
     ReasoningGymReward,
     Score,
@@ -215,18 +214,6 @@ def test_every_value_meets_every_assertion() -> None:
                 lines = [f'{{"value": {first}}}', f'{{"value": {second}}}']
                 (fault,) = run.judge(Outcome("ended", 0, "", "", lines))
                 assert isinstance(fault, str)
-
-
-def test_a_function_that_cannot_read_an_answer_as_a_gold_one_does_not_end_the_votes() -> None:
-    def same(completions: Sequence[str], answer: Sequence[str]) -> list[float]:
-        return [float(int(a) == len(c)) for c, a in zip(completions, answer, strict=True)]
-
-    reward = FunctionReward(function=same)
-    completions = ["one", "two!", "one", "four?"]
-    scores = reward(completions, ["5"] * 4, {})
-    with pytest.warns(UserWarning, match="cannot compare answers, votes go by their text: ValueError"):
-        classes = answer_classes(reward, completions=completions, scores=scores, columns={}, group_size=4)
-    assert classes == [1, 2, 1, 0]
 
 
 def test_all_places_of_answers_are_read() -> None:
