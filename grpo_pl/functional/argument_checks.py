@@ -13,6 +13,13 @@ def check_at_least(least: int, section: str, **values: float) -> None:
             raise ValueError(f"{section} needs {name} >= {least}, got {value}.")
 
 
+def check_positive(**values: float) -> None:
+    """Refuses values that are not above 0, or that are infinite."""
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} must be positive and finite, got {value}.")
+
+
 def check_within(interval: str, section: str, **values: float) -> None:
     """Refuses values of a section of the configuration outside of an interval such as ``[0, 1)``, which excludes 1."""
     low, high = map(float, interval[1:-1].split(","))

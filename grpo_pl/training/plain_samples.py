@@ -67,7 +67,7 @@ def trimmed(samples: Samples) -> Samples:
     rollout = samples.rollout
     prompt = int(rollout.prompt_mask.sum(dim=1).max())
     completion = int(rollout.lengths.max())
-    tensors = {
+    tensors: dict[str, Any] = {
         name: tensor[:, -prompt:] if name in LEFT else tensor[:, :completion]
         for name, tensor in rollout_tensors(rollout).items()
     }
