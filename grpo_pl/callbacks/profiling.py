@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -36,7 +37,8 @@ STAGES = {
 _MOST_MEASURED = 1 << 26  # elements: more are no faster, and would need memory that a run may not have left
 
 
-class Limits(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Limits:
     """Measured peak speed of a device with the policy's dtype."""
 
     flops: float
@@ -45,10 +47,23 @@ class Limits(NamedTuple):
     """Parameters per second, in the product of a matrix as large as the policy with a vector."""
 
 
-Work = Counter[int | Literal["prefilled", "updated"]]
-"""The least that steps have to compute. By the number of rows that are alive: token positions of the rollouts with so
-many, the first one left out; ``prefilled``: prompt tokens, once per group; ``updated``: tokens of forward and backward
-passes, a group's prompt once, over all passes."""
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """The least that a step has to compute."""
+
+    decoding: Counter[int]
+    """Rows that are alive -> token positions of the rollout with so many, the first one left out."""
+    prefilled: int
+    """Prompt tokens, once per group."""
+    updated: int
+    """Tokens of forward and backward passes, a group's prompt once, over all passes."""
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            decoding=self.decoding + other.decoding,
+            prefilled=self.prefilled + other.prefilled,
+            updated=self.updated + other.updated,
+        )
 
 
 class StageProfile(Callback):
@@ -65,7 +80,7 @@ class StageProfile(Callback):
         self.seconds: dict[str, float] = {}
         self.wall = 0.0
         self.steps = 0
-        self.work: Work = Counter()
+        self.work = Work(decoding=Counter(), prefilled=0, updated=0)
         self._start: float | None = None
 
     def on_train_batch_end(
@@ -115,10 +130,11 @@ def work_of(experience: Experience, *, passes: int) -> Work:
     prompts = rollout.prompt_mask.sum(dim=1).view(-1, rollout.group_size)
     any_active = active.view(-1, rollout.group_size).any(dim=1)
     alive = rollout.completion_mask.sum(dim=0).tolist()
-    work: Work = Counter(int(rows) for rows in alive[1:] if rows)
-    work["prefilled"] = int(prompts[:, 0].sum())
-    work["updated"] = passes * int(lengths[active].sum() + prompts[any_active, 0].sum())
-    return work
+    return Work(
+        decoding=Counter(int(rows) for rows in alive[1:] if rows),
+        prefilled=int(prompts[:, 0].sum()),
+        updated=passes * int(lengths[active].sum() + prompts[any_active, 0].sum()),
+    )
 
 
 def bound(work: Work, policy: PreTrainedModel, limits: Limits) -> tuple[float, float]:
@@ -128,10 +144,11 @@ def bound(work: Work, policy: PreTrainedModel, limits: Limits) -> tuple[float, f
     checkpointing = any(getattr(module, "gradient_checkpointing", False) for module in policy.modules())
     cost = (6 if trains_all else 4) + (2 if checkpointing else 0)
     read = parameters / limits.weights_per_second
-    living = {rows: positions for rows, positions in work.items() if isinstance(rows, int)}
-    decoding = sum(n * max(read, 2 * parameters * rows / limits.flops) for rows, n in living.items())
-    rollout = decoding + 2 * parameters * work["prefilled"] / limits.flops
-    return rollout, cost * parameters * work["updated"] / limits.flops
+    decoding = sum(
+        positions * max(read, 2 * parameters * rows / limits.flops) for rows, positions in work.decoding.items()
+    )
+    rollout = decoding + 2 * parameters * work.prefilled / limits.flops
+    return rollout, cost * parameters * work.updated / limits.flops
 
 
 def multiplied_parameters(policy: PreTrainedModel) -> int:

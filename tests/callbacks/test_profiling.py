@@ -40,14 +40,14 @@ def test_the_work_of_a_step_counts_prompts_once_and_active_rows_only() -> None:
     rollout = rollout_of([[5] * 3, [5] * 3, [6] * 4, [6] * 4], [[1] * n for n in (2, 3, 1, 2)], group_size=2)
     experience: Any = SimpleNamespace(rollout=rollout, active=torch.tensor([True, False, False, False]))
     work = work_of(experience, passes=2)
-    assert work == {3: 1, 1: 1, "prefilled": 7, "updated": 2 * (2 + 3)}  # of (4, 3, 1) rows
+    assert work == Work(decoding=Counter({3: 1, 1: 1}), prefilled=7, updated=2 * (2 + 3))  # of (4, 3, 1) rows
 
 
 def test_bounds_by_hand() -> None:
     policy = _policy(tied=True)
     n = BLOCK + 80
     limits = Limits(flops=4.0 * n, weights_per_second=2.0 * n)  # a pass over the weights takes half a second
-    work: Work = Counter({4: 2, 1: 3, "prefilled": 6, "updated": 10})
+    work = Work(decoding=Counter({4: 2, 1: 3}), prefilled=6, updated=10)
     rollout, update = bound(work, policy, limits)
     assert rollout == pytest.approx(6 / 2 + 2 * 4 / 2 + 3 * 0.5)  # prompts; four rows compute; one row reads
     assert bound(work + work, policy, limits) == pytest.approx((2 * rollout, 2 * update))
