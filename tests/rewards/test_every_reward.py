@@ -165,11 +165,11 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _grows_too_fast(work: Callable[[int], object]) -> float | None:
-    """How much longer 10,000 characters take than 1,000, if that is far more than ten times; a quadratic rule takes
+    """How much longer 20,000 characters take than 2,000, if that is far more than ten times; a quadratic rule takes
     a hundred times. What takes less than 2 ms is not told apart from nothing; three attempts rule accidents out."""
     factors = []
     for _ in range(3):
-        short, long = (_seconds(lambda size=size: work(size)) for size in (1_000, 10_000))  # type: ignore[misc]
+        short, long = (_seconds(lambda size=size: work(size)) for size in (2_000, 20_000))  # type: ignore[misc]
         factors.append(long / max(short, 0.002))
         if factors[-1] < 40:
             return None
