@@ -1,4 +1,4 @@
-"""``Guard``: the ASGI layer around all routes that checks the size, the key and the sender of each request.
+"""``Guard``: the ASGI layer around all routes that checks length, key, body and sender of each request.
 
 For the page of a server with a key there is a login form, which gives the browser a session cookie.
 """

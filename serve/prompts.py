@@ -1,4 +1,4 @@
-"""Encodes messages and texts as prompt tokens, with the template of the policy's training."""
+"""Encodes messages and texts as prompt tokens, with the template of the policy's training, also for ``/tokenize``."""
 
 from __future__ import annotations
 

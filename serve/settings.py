@@ -25,7 +25,7 @@ MAX_COLUMNS = 64
 MAX_TEXT = 1 << 20
 """Most characters of one completion or gold answer."""
 MAX_TOKENS = 1 << 17
-"""Most characters or tokens to convert into one another."""
+"""Most characters of ``/tokenize``, most tokens of ``/detokenize``."""
 
 
 _ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?", re.IGNORECASE)

@@ -247,7 +247,7 @@ def gather(args: Sequence[str]) -> tuple[list[str], list[str]]:
     while waiting:
         arg = waiting.pop(0)
         flag, equals, value = arg.partition("=")
-        has_value = equals or (waiting and not waiting[0].startswith("--"))
+        has_value = equals or (waiting and (" " in waiting[0] or not waiting[0].startswith("--")))  # as in argparse
         if not (flag == "--config" or (flag.startswith("--") and "." in flag)) or not has_value:
             rest.append(arg)
             continue

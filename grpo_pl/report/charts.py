@@ -197,7 +197,8 @@ def held_out_charts(columns: Mapping[str, Points], validations: Validations) -> 
         shares = {name: leaf for name, leaf in leaves.items() if leaf.startswith(SHARES)}
         title = "Held-out problems" if place == "val" else f"Held-out: {place.removeprefix('val/')}"
         drawn.append(Numbers(title, "answered correctly", "share", shares))
-    for summed in [name for name in names if name.endswith("/reward") and not name.endswith("/rewards/reward")]:
+    sums = [name for name in names if name.endswith("/reward")]
+    for summed in [name for name in sums if name.replace("/rewards/reward", "/reward") not in set(sums) - {name}]:
         place = summed.removesuffix("/reward")  # of a run without a correctness reward
         below = f"{place}/rewards/"
         rewards = {name: name.removeprefix(below) for name in names if name.startswith(below)}

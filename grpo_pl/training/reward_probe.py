@@ -13,8 +13,9 @@ from concurrent.futures import wait
 from contextlib import suppress
 from functools import partial
 from itertools import cycle, islice
+from multiprocessing import connection
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
@@ -47,10 +48,23 @@ LIMIT_S = 10.0
 LEAVES_WITHIN_S = 1.0
 """Longest wait for a process that has tried a reward."""
 JUNK = "qwertz 0 ]{"
+_NO_GPU = "Cannot re-initialize CUDA in forked subprocess"  # torch's words
+T = TypeVar("T")
 
 
 class _NotTried(Exception):
     """There is no result, and why, in the words that follow the reward's name."""
+
+
+class _Raised(Exception):
+    """The traceback of a reward that was tried, maybe in another process."""
+
+
+class _Fault(NamedTuple):
+    """What a reward raised, in one line and with its traceback."""
+
+    line: str
+    trace: str
 
 
 def probe_rewards(
@@ -103,11 +117,11 @@ def probe_rewards(
         except _NotTried as why:
             say(f"reward {reward.name!r} {why}")
             continue
-        if fault:
+        if fault is not None:
             raise ValueError(
                 f"reward {reward.name!r} failed before the start, on {len(samples.completions)} texts that try it: "
-                f"{fault}"
-            )
+                f"{fault.line}"
+            ) from _Raised(fault.trace)
 
 
 def _right(problem: Problem, source: PromptSource) -> str:
@@ -115,8 +129,8 @@ def _right(problem: Problem, source: PromptSource) -> str:
     return rf"\boxed{{{problem.answer}}}" if shown is None else shown
 
 
-def _fault(reward: Reward, samples: Samples, plays: bool) -> str:
-    """Why the reward fails, in one line; empty where it does not."""
+def _fault(reward: Reward, samples: Samples, plays: bool) -> _Fault | None:
+    """Why the reward fails; None where it does not."""
     golds = [problem.answer for problem in samples.per_row]
     extras = LoggedExtras(len(samples.completions), partial(trainer_state, 0, 1, 0), kept=False)
     try:
@@ -128,62 +142,62 @@ def _fault(reward: Reward, samples: Samples, plays: bool) -> str:
     except Exception as error:  # a user's reward may raise anything
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         ours = _is_ours(str(frame.f_globals.get("__name__", "")))  # wrong scores or columns: our line helps nobody
-        return " ".join((str(error) if ours else failure_line(error)).split())
-    return ""
+        line = " ".join((str(error) if ours else failure_line(error)).split())
+        return _Fault(line, "".join(traceback.format_exception(error)))
+    return None
 
 
 def _is_ours(module: str) -> bool:
     return module.startswith("grpo_pl.")
 
 
-def _within(call: Callable[[], str], until: float) -> str:
+def _within(call: Callable[[], T], until: float) -> T:
     """The result of a call that waits for others, if it is there in time."""
     if not wait([future := in_thread(call)], until - time.monotonic()).done:
         raise _NotTried(f"was not waited for: texts that try it took until {LIMIT_S:g} s had passed.")
     return future.result()
 
 
-def _forked(call: Callable[[], str], until: float) -> str:
+def _forked(call: Callable[[], _Fault | None], until: float) -> _Fault | None:
     """The result of ``call()`` in a forked process, which is killed with what it started when the time is up."""
     context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_tell, args=(call, theirs), name="reward probe")
     try:
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_tell, args=(call, theirs), name="reward probe")
         process.start()
+    except OSError as error:
+        raise _NotTried(f"is not tried before the start: no process could be forked ({error}).") from error
+    try:
         theirs.close()
-        if not ours.poll(max(0.0, until - time.monotonic())):
+        connection.wait([ours, process.sentinel], max(0.0, until - time.monotonic()))
+        with suppress(EOFError, OSError):  # it died, or closed what is not its own
+            if ours.poll():
+                fault: _Fault | None = ours.recv()
+                process.join(LEAVES_WITHIN_S)
+                if fault is not None and _NO_GPU in fault.trace:
+                    raise _NotTried("is not tried before the start: it needs the GPU, which no forked process can use.")
+                return fault
+        process.join(max(0.0, until - time.monotonic()))
+        if process.is_alive():
             raise _NotTried(
                 f"was interrupted: texts that try it took until {LIMIT_S:g} s had passed. If it loads something, load "
                 "that when its module is imported; a thread of its module does not run in the process that tries it."
             )
-        fault, without_gpu = ours.recv()
-        process.join(LEAVES_WITHIN_S)
-    except OSError as error:
-        raise _NotTried(f"is not tried before the start: no process could be forked ({error}).") from error
-    except EOFError:
-        process.join()
-        raise _NotTried(
-            f"has no result: the process that tried it ended by {exit_name(process.exitcode or 0)}."
-        ) from None
+        raise _NotTried(f"has no result: the process that tried it ended by {exit_name(process.exitcode or 0)}.")
     finally:
-        if process.pid is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.kill()
-            process.join()
+        with suppress(ProcessLookupError):
+            os.killpg(int(process.pid or 0), signal.SIGKILL)
+        process.kill()
+        process.join()
         ours.close()
-        theirs.close()
-    if fault and without_gpu:
-        raise _NotTried(f"is not tried before the start: a forked process cannot use the GPU of this one ({fault}).")
-    return str(fault)
 
 
-def _tell(call: Callable[[], str], parent: Connection) -> None:
-    kill_with_parent()
-    os.setpgid(0, 0)  # programs that it starts end with it
+def _tell(call: Callable[[], _Fault | None], parent: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    os.setpgid(0, 0)  # programs that it starts end with it
+    kill_with_parent()
     torch.set_num_threads(1)  # OpenMP's threads are not those of a forked process
-    parent.send((call(), torch.cuda._is_in_bad_fork()))
+    parent.send(call())
 
 
 def _episode(text: str) -> Mapping[str, Any]:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
@@ -168,13 +167,18 @@ def test_a_process_that_dies_is_told_and_nothing_is_refused(tokenizer: PreTraine
     assert said == "reward 'crashing' has no result: the process that tried it ended by SIGKILL."
 
 
-def test_what_fails_as_a_forked_process_has_no_gpu_is_no_fault(
-    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
-    (said,) = probe(tokenizer, FormatReward(), FunctionReward(name="raising", function=raising))
-    assert said.startswith("reward 'raising' is not tried before the start: a forked process cannot use the GPU")
-    assert probe(tokenizer, FunctionReward(function=lambda completions, **_: [1.0] * len(completions))) == []
+def test_what_fails_as_a_forked_process_has_no_gpu_is_no_fault(tokenizer: PreTrainedTokenizerBase) -> None:
+    def on_gpu(completions: list[str], **columns: Any) -> list[float]:
+        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, …")
+
+    (said,) = probe(tokenizer, FunctionReward(name="on_gpu", function=on_gpu))
+    assert said.startswith("reward 'on_gpu' is not tried before the start: it needs the GPU")
+
+
+def test_the_traceback_of_the_forked_process_is_kept(tokenizer: PreTrainedTokenizerBase) -> None:
+    with pytest.raises(ValueError, match="failed before the start") as caught:
+        probe(tokenizer, FunctionReward(function=raising))
+    assert "return [1.0 / 0 for _ in completions]" in str(caught.value.__cause__)
 
 
 def test_workers_of_this_process_are_left_alone_by_the_one_that_tries_a_reward(

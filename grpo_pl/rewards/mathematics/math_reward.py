@@ -167,9 +167,9 @@ class MathReward(AnswerReward, SandboxedReward):
         return [faults[gold] for gold in golds]
 
     def _judge(self, rows: Iterable[_Row]) -> dict[_Row, Verdict]:
-        """The verdict on every distinct row. Gold answers in doubt are checked first. Of every other one answer goes to
-        the workers before the rest: if that costs too much, the gold answer is checked as well, so that a costly one
-        costs little, however many answers there are."""
+        """The verdict on every distinct row. Gold answers in doubt are checked first. Of every gold answer that is
+        left, one answer goes to the workers before the rest: if that costs too much, the gold answer is checked as
+        well, so that a costly one costs little, however many answers there are."""
         rules = [replace(self.rules, ordered=ordered) for ordered in (False, True)]
         plans = {row: rules[row[2]].plan(row[0], row[1]) for row in dict.fromkeys(rows)}
         faults = self._faults(row[0] for row, plan in plans.items() if self._is_doubtful(row[0], plan))
