@@ -175,8 +175,8 @@ def _forget_another_class(parser_or_action: Any, prev_val: Any, value: Any) -> N
     """Forgets all ``init_args`` of a class that another takes the place of.
 
     jsonargparse keeps those that the new class accepts as well, also from item to item of two lists of equal length: a
-    reward in the place of another would get its weight. A subclass of a class for `subclasses_allowed` does
-    keep them: its fields were given without any class.
+    reward in the place of another would get its weight. A subclass of the class of `subclasses_allowed` keeps
+    them: its fields were given without any class.
     """
     before = prev_val["class_path"] if prev_val and "init_args" in prev_val else None
     if before is None:  # such as fields of a dataclass, which were given without a class

@@ -198,7 +198,8 @@ def held_out_charts(columns: Mapping[str, Points], validations: Validations) -> 
         title = "Held-out problems" if place == "val" else f"Held-out: {place.removeprefix('val/')}"
         drawn.append(Numbers(title, "answered correctly", "share", shares))
     sums = [name for name in names if name.endswith("/reward")]
-    for summed in [name for name in sums if name.replace("/rewards/reward", "/reward") not in set(sums) - {name}]:
+    named_reward = {f"{summed}s/reward" for summed in sums}  # val/rewards/reward: of a reward with this name
+    for summed in [name for name in sums if name not in named_reward]:
         place = summed.removesuffix("/reward")  # of a run without a correctness reward
         below = f"{place}/rewards/"
         rewards = {name: name.removeprefix(below) for name in names if name.startswith(below)}
