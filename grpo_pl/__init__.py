@@ -50,7 +50,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time the table below 
     from grpo_pl.types import Rollout as Rollout
     from grpo_pl.types import SamplingParams as SamplingParams
 
-__version__ = "0.3.0"
+__version__ = "0.4.0.dev0"
 
 DEFINED_IN = {
     # what a training is made of

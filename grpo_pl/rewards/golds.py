@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +13,10 @@ from pathlib import Path
 
 from grpo_pl.files.rows import read_object
 from grpo_pl.files.writing import staged
-from grpo_pl.rewards.base import Reward, held_by
+from grpo_pl.rewards.base import Reward, held_by, with_inner
+
+_JUDGES = ("math-verify", "sympy", "latex2sympy2_extended")
+"""Packages that read mathematics for us."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,8 @@ def check_golds(reward: Reward, golds: Sequence[str], *, cache_folder: Path | No
         cache_folder: where the result is stored, so that the same check is not made twice; created if missing. None
             stores nothing.
     """
-    file = cache_folder / f"faults-{_fingerprint(reward, golds)}.json" if cache_folder is not None else None
+    name = None if cache_folder is None else _fingerprint(reward, golds)
+    file = None if cache_folder is None or name is None else cache_folder / f"faults-{name}.json"
     if file is not None and file.is_file():
         return [BadGold(row, golds[row], fault) for row, fault in read_object(file)["faults"]]
     distinct = list(dict.fromkeys(golds))
@@ -57,6 +62,14 @@ def describe_bad_golds(bad: Sequence[BadGold], total: int) -> str:
     return f"{len(bad)} of {total} gold answers cannot be judged against: {first}"
 
 
-def _fingerprint(reward: Reward, golds: Sequence[str]) -> str:
-    content = [reward.spec(), version("grpo_pl"), version("math-verify"), list(golds)]
+def _fingerprint(reward: Reward, golds: Sequence[str]) -> str | None:
+    """Names a check by all that decides its outcome, the sources of the judge included; None for a reward without a
+    file, such as one of a notebook."""
+    kinds = {kind for held in with_inner([reward]) for kind in type(held).__mro__ if kind is not object}
+    modules = {getattr(sys.modules[kind.__module__], "__file__", None) for kind in kinds}
+    if None in modules:
+        return None
+    files = {*Path(__file__).parent.rglob("*.py"), *(Path(str(module)) for module in modules)}
+    sources = sorted(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)
+    content = [reward.spec(), sources, [version(name) for name in _JUDGES], list(golds)]
     return hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()[:24]

@@ -5,6 +5,8 @@ from collections import Counter
 from pathlib import Path
 from pkgutil import resolve_name
 
+from packaging.version import Version
+
 ROOT = Path(__file__).parents[2]
 REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -44,10 +46,12 @@ def test_the_version_and_its_date_are_the_same_everywhere() -> None:
         "CITATION.cff": r"^version: (.*)",
         "CHANGELOG.md": r"^## (\d\S*)",
     }
-    found = {re.findall(pattern, (ROOT / file).read_text(), re.MULTILINE)[0] for file, pattern in places.items()}
-    assert len(found) == 1
-    (released,) = re.findall(r"^date-released: (.*)", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
-    assert f"## {found.pop()} - {released}\n" in (ROOT / "CHANGELOG.md").read_text()
+    found = {file: re.findall(p, (ROOT / file).read_text(), re.MULTILINE)[0] for file, p in places.items()}
+    code, released = Version(found["pyproject.toml"]), Version(found["CITATION.cff"])
+    assert found["grpo_pl/__init__.py"] == str(code) and found["CHANGELOG.md"] == str(released)
+    assert code == released or (code.dev is not None and code > released)  # between two releases
+    (date,) = re.findall(r"^date-released: (.*)", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert f"## {released} - {date}\n" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_the_page_on_data_names_every_source() -> None:
