@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping
@@ -16,6 +18,7 @@ import yaml
 from grpo_pl import defined_name
 from grpo_pl.files.checkpoints import LAST, newest_whole
 from grpo_pl.files.locks import FolderLock
+from grpo_pl.files.rows import read_object
 from grpo_pl.files.writing import staged
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with it
@@ -37,6 +40,7 @@ class RunFolder:
         self.suspicious = path / "suspicious.jsonl"
         self.held_out = path / "held_out.jsonl"
         self.record = path / "run.json"
+        self.made_by = path / ".name"
         self.report = path / "report.html"
         self.checkpoints = path / "checkpoints"
         self.last_checkpoint = self.checkpoints / LAST
@@ -108,6 +112,7 @@ def start_run(root: Path, name: str, config: str | None, *, first: bool) -> Open
         return OpenRun(RunFolder(root / name))
     folder = claim_run_folder(root, name)
     lock = _locked(folder)
+    folder.made_by.write_text(name, encoding="utf-8")
     if config is not None:
         _write_config(folder, config)
     note = "" if folder.path.name == name else f"{root / name} exists; this run is {folder.path}."
@@ -169,13 +174,36 @@ def _config_so_far(folder: RunFolder) -> dict[str, Any]:
 
 
 def newest_run_folder(root: Path, name: str) -> RunFolder | None:
-    """The last claimed of ``root/name``, ``root/name-2`` …; None if there is none."""
+    """The last claimed of ``root/name``, ``root/name-2`` … that a run of this very name made; None if there is none."""
     numbers = {1: root / name} if (root / name).is_dir() else {}
-    for path in root.glob(f"{name}-*") if root.is_dir() else ():
-        match = re.fullmatch(re.escape(name) + r"-(\d+)", path.name)
+    for path in root.glob(f"{glob.escape(name)}-*") if root.is_dir() else ():
+        match = re.fullmatch(re.escape(name) + r"-([1-9]\d*)", path.name)
         if match is not None and path.is_dir():
             numbers[int(match[1])] = path
-    return RunFolder(numbers[max(numbers)]) if numbers else None
+    for number in sorted(numbers, reverse=True):
+        folder = RunFolder(numbers[number])
+        made_by = _name_of_run(folder)
+        if made_by is None:  # numbers are claimed in order, so a gap is a sign of a run that was given this name
+            made_by = name if number == 1 or number - 1 in numbers else folder.path.name
+        if made_by == name:
+            return folder
+    return None
+
+
+def _name_of_run(folder: RunFolder) -> str | None:
+    """The name of the run that made a folder; None where nothing tells, as in some of version 0.3 and before."""
+    try:
+        if folder.made_by.exists():
+            return folder.made_by.read_text(encoding="utf-8")
+        words = shlex.split(read_object(folder.record)["command"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    given: dict[str, list[str]] = {"--name": [], "--config": []}
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        flag, equals, value = word.partition("=")
+        if flag in given:
+            given[flag].append(value if equals else following)
+    return given["--name"][-1] if given["--name"] else Path(given["--config"][0]).stem if given["--config"] else None
 
 
 def config_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
