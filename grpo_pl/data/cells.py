@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import date, time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,22 @@ def read_kept(path: str) -> set[str]:
 def is_text(cell: Any) -> bool:
     """True if a cell holds something to read."""
     return isinstance(cell, str | int | float) and str(cell).strip() != ""
+
+
+def unreadable(column: str, cell: Any) -> str:
+    """What to say of a cell that is no question or answer: its column, content, and its type unless it is a text."""
+    told = f"{column} {str(cell)[:60]!r}"
+    return told if isinstance(cell, str) else f"{column} is null" if cell is None else f"{told}, {type(cell).__name__}"
+
+
+def in_full(cell: Any) -> Any:
+    """A cell of a typed table as it is written out: decimals with all their digits and no exponent; dates, times and
+    truths as text; any other as it is."""
+    if isinstance(cell, Decimal):
+        return format(cell, "f")
+    if isinstance(cell, bool):
+        return str(cell).lower()
+    return str(cell) if isinstance(cell, date | time) else cell  # a datetime is a date, and pandas' is a datetime
 
 
 def is_conversation(cell: Any) -> bool:

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from grpo_pl.data.rows import RowPrompts, RowReader, Side
-from grpo_pl.files.rows import line_name, parse_object, read_lines
+from grpo_pl.files.rows import Row, line_name, parse_row, read_lines
 
 
 @dataclass(kw_only=True)
 class JsonLinesPrompts(RowPrompts):
     """One line is one problem, read from the file itself.
 
-    ``TablePrompts`` reads such files as well, by way of a copy of its own on disk; its columns have one type each.
-    Here a line may have keys that others have not, and nothing is copied.
+    ``TablePrompts`` reads such files as well, and there every row has all keys. Here a line may have keys that others
+    have not, and problems are numbered by their lines.
     """
 
     path: str
@@ -41,7 +41,7 @@ class _LineReader(RowReader):
 
     def scan(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
         self.offsets = array("q")  # by number; lines that are blank have that of the next one
-        for number, offset, row in read_lines(self.file):
+        for number, offset, row in read_lines(self.file, parse=self._parse):
             self.source.check_columns(line_name(self.file, number), row)
             self.offsets.extend([offset] * (number + 1 - len(self.offsets)))
             yield number, row
@@ -51,6 +51,9 @@ class _LineReader(RowReader):
             for number in numbers:
                 lines.seek(self.offsets[number])
                 where = line_name(self.file, number)
-                row = parse_object(lines.readline(), where)
+                row = self._parse(lines.readline(), where)
                 self.source.check_columns(where, row)
                 yield row
+
+    def _parse(self, raw: bytes, where: str) -> Row:
+        return parse_row(raw, where, self.source.written_columns())

@@ -20,6 +20,7 @@ from grpo_pl.data.cells import (
     is_text,
     normal_question,
     read_kept,
+    unreadable,
 )
 from grpo_pl.data.sources import Problems, PromptSource, is_of_part
 from grpo_pl.functional.argument_checks import check_within
@@ -223,10 +224,10 @@ class RowPrompts(PromptSource):
             except ValueError as error:
                 return str(error).rstrip(".")
         elif not is_text(cell):
-            return repr(str(cell)[:60])
+            return unreadable(self.question, cell)
         answer = "" if self.answer is None else gold_in(row[self.answer], self.answer_pattern)
         if answer is None:
-            return repr(str(row[str(self.answer)])[:60])
+            return unreadable(str(self.answer), row[str(self.answer)])
         return Problem(
             id=number,
             question=str(cell) if messages is None else conversation_text(messages),
@@ -238,6 +239,10 @@ class RowPrompts(PromptSource):
     def own_columns(self) -> list[str]:
         """Columns that must be there and that rewards do not see under their names."""
         return [self.question, *([] if self.answer is None else [self.answer])]
+
+    def written_columns(self) -> list[str]:
+        """Columns whose cells are read as they are written; the others have the types of the file."""
+        return [*self.own_columns(), "prompt"]  # which stands for the question where there is none
 
     def check_columns(self, where: str, columns: Iterable[str]) -> None:
         """Refuses rows that lack a column."""

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate, groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grpo_pl.data.cells import is_text
+import pyarrow  # type: ignore[import-untyped]
+
+from grpo_pl.data.cells import in_full, is_text
 from grpo_pl.data.rows import RowPrompts, RowReader, Side
-from grpo_pl.files.rows import not_utf8
+from grpo_pl.files.rows import Row
+from grpo_pl.files.tables import ENDINGS, TextTable, format_of
 from grpo_pl.rewards.pretrained import offline_without_network
 from grpo_pl.types import Problem
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from datasets import Dataset, DatasetBuilder
 
-FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv"}
-"""File suffix -> the name of its reader in ``datasets``."""
-TEXT = (".json", ".jsonl", ".csv", ".tsv")
 ROWS_AT_ONCE = 1000
 
 
@@ -28,12 +31,15 @@ ROWS_AT_ONCE = 1000
 class TablePrompts(RowPrompts):
     """One row is one problem, of a data set of the hub or of local files.
 
-    ``datasets`` keeps what it reads on disk and maps it into memory, so a table may be larger than memory.
+    Questions and answers are what is written in the file; of a table with types, such as Parquet, they are written out
+    in full. A table may be larger than memory: a text file is read in place, and of anything else ``datasets`` keeps a
+    copy on disk and maps it into memory.
     """
 
     path: str
-    """Name on the hub (``openai/gsm8k``), a local file (.jsonl, .json, .parquet, .csv, .tsv), or a folder of such that
-    ``datasets`` can read, with splits by the names of its files."""
+    """Name on the hub (``openai/gsm8k``), a local file (.jsonl, .ndjson, .json, .csv, .tsv, each also with .gz, or
+    .parquet), a folder of such that ``datasets`` can read, with splits by the names of its files, or a folder of
+    ``save_to_disk``."""
     subset: str | None = None
     """Configuration of a hub data set (``main`` of GSM8K)."""
     train_split: str = "train"
@@ -57,14 +63,14 @@ class TablePrompts(RowPrompts):
 
     def open_rows(self, split: Side) -> RowReader | None:
         if split == "train":
-            return _TableReader(self._table(self.path, self.train_split), self.path, self)
+            return self._reader(self.path, self.train_split, self.path)
         if self.val_split is None and self.val_path is None:
             return None
-        table = self._table(self.val_path or self.path, self.val_split or "train")
-        return _TableReader(table, self.val_path or f"{self.path} ({self.val_split})", self)
+        name = self.val_path or f"{self.path} ({self.val_split})"
+        return self._reader(self.val_path or self.path, self.val_split or "train", name)
 
-    def _table(self, path: str, split: str) -> Dataset:
-        return load_table(path, self.subset, split, text=self.own_columns())
+    def _reader(self, path: str, split: str, name: str) -> RowReader:
+        return _TableReader(load_table(path, self.subset, split, written=self.written_columns()), name, self)
 
     def own_columns(self) -> list[str]:
         return [*super().own_columns(), *([self.worked] if self.worked else [])]
@@ -76,27 +82,70 @@ class TablePrompts(RowPrompts):
         return str(cell) if is_text(cell := row[self.worked]) else None
 
 
-class _TableReader(RowReader):
-    unit = "row"
+class StoredTable:
+    """A table of ``datasets``, which has types.
 
-    def __init__(self, table: Dataset, name: str, source: TablePrompts) -> None:
-        self.table, self.name = table, name
-        source.check_columns(repr(name), table.column_names)
+    Args:
+        written: columns whose cells are written out in full.
+    """
 
-    def scan(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        return enumerate(self.read(range(len(self.table))))
+    def __init__(self, table: Dataset, written: Collection[str]) -> None:
+        self.table, self.columns = table, list(table.column_names)
+        self._written = [name for name in written if name in self.columns]
+        schema = table.data.schema
+        self._short = [name for name in self._written if pyarrow.types.is_float32(schema.field(name).type)]
 
-    def read(self, numbers: Sequence[int]) -> Iterator[Mapping[str, Any]]:
-        for first in range(0, len(numbers), ROWS_AT_ONCE):
-            part = self.table[list(numbers[first : first + ROWS_AT_ONCE])]
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def read(self, numbers: Iterable[int]) -> Iterator[Row]:
+        """The rows of these numbers, from 0, in this order."""
+        numbers = iter(numbers)
+        while chunk := list(islice(numbers, ROWS_AT_ONCE)):
+            part = self.table[chunk]
+            for name in self._short:  # 0.1, which as a number of twice the length is 0.10000000149011612
+                shortest = pyarrow.array(part[name], pyarrow.float32()).cast(pyarrow.string()).to_pylist()
+                part[name] = [text and float(text) for text in shortest]
+            for name in self._written:
+                part[name] = list(map(in_full, part[name]))
             yield from (dict(zip(part, cells, strict=True)) for cells in zip(*part.values(), strict=True))
 
 
-def load_table(path: str, subset: str | None, split: str, *, text: Sequence[str]) -> Dataset:
-    """A split of a data set by ``datasets``.
+class Part(NamedTuple):
+    """Some rows of a table."""
+
+    table: StoredTable | TextTable
+    rows: range
+
+
+class _TableReader(RowReader):
+    """Parts of tables, one after the other, as one table of which each row has all columns."""
+
+    unit = "row"
+
+    def __init__(self, parts: Sequence[Part], name: str, source: TablePrompts) -> None:
+        self.parts, self.name = parts, name
+        self.columns = list(dict.fromkeys(column for part in parts for column in part.table.columns))
+        self.starts = list(accumulate((len(part.rows) for part in parts), initial=0))
+        if self.columns:
+            source.check_columns(repr(name), self.columns)
+
+    def scan(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        return enumerate(self.read(range(self.starts[-1])))
+
+    def read(self, numbers: Sequence[int]) -> Iterator[Mapping[str, Any]]:
+        for place, group in groupby(numbers, key=lambda number: bisect_right(self.starts, number) - 1):
+            table, rows = self.parts[place]
+            start = self.starts[place]
+            for row in table.read(rows[number - start] for number in group):
+                yield {name: row.get(name) for name in self.columns}
+
+
+def load_table(path: str, subset: str | None, split: str, *, written: Collection[str]) -> list[Part]:
+    """A split of a data set: text files as they are written, anything else by ``datasets``.
 
     Args:
-        text: columns of a CSV file that are text, even if all of it looks like numbers.
+        written: columns whose cells are read as they are written, or written out in full where they have a type.
 
     Raises:
         ValueError: no such file, data set, subset or split; one line that says what there is.
@@ -104,57 +153,65 @@ def load_table(path: str, subset: str | None, split: str, *, text: Sequence[str]
     import datasets
 
     local = Path(path).expanduser()
-    if not local.exists() and (local.suffix in FORMATS or path.startswith((".", "/", "~"))):
+    if not local.exists() and (format_of(local) or path.startswith((".", "/", "~"))):
         raise ValueError(f"there is no file {path!r}.")
-    if local.is_file() and split != "train":
+    saved = (local / "dataset_info.json").is_file() and (local / "state.json").is_file()
+    if (local.is_file() or saved) and split != "train":
         raise ValueError(
             f"the file {path!r} has no split {split!r}: set val_split null and give val_path or val_share."
         )
+    if local.is_file() and format_of(local) in ("json", "csv"):
+        text = TextTable(local, written)
+        return [Part(text, range(len(text)))]
     try:
         if local.is_file():
-            return _read_file(local, text)
-        if local.is_dir():
-            for file in sorted(local.rglob("*")):
-                check_utf8(file)
+            if not format_of(local):
+                raise ValueError(f"its name must end in one of {ENDINGS}")
+            if not local.stat().st_size:
+                raise ValueError("it is empty")
             with _without_chatter():
-                return datasets.load_dataset(str(local), subset, split=split)
-        offline_without_network()
-        return datasets.load_dataset(path, subset, split=split)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+                stored = datasets.load_dataset("parquet", data_files=str(local), split=split)
+            table = StoredTable(stored, written)
+        elif saved:
+            table = StoredTable(datasets.load_from_disk(str(local)), written)
+        elif (local / "dataset_dict.json").is_file():
+            table = StoredTable(datasets.load_from_disk(str(local))[split], written)
+        elif local.is_dir():
+            with _without_chatter():
+                return _of_folder(datasets.load_dataset_builder(str(local), subset), split, written)
+        else:
+            offline_without_network()
+            table = StoredTable(datasets.load_dataset(path, subset, split=split), written)
+    except (OSError, KeyError, ValueError, datasets.exceptions.DatasetsError) as error:
         reason = error.__cause__ if isinstance(error, datasets.exceptions.DatasetGenerationError) else error
         raise ValueError(f"cannot load the data set {path!r}: {' '.join(str(reason).split())}") from error
+    return [Part(table, range(len(table)))]
 
 
-def _read_file(file: Path, text: Sequence[str]) -> Dataset:
+def _of_folder(builder: DatasetBuilder, split: str, written: Collection[str]) -> list[Part]:
+    """The rows of a split of a folder, of which ``datasets`` tells the files."""
     import datasets
 
-    if file.suffix not in FORMATS:
-        raise ValueError(f"its name must end in one of {', '.join(FORMATS)}")
-    if not file.stat().st_size:
-        raise ValueError("it is empty")
-    check_utf8(file)
-    options: dict[str, Any] = {}
-    if FORMATS[file.suffix] == "csv":
-        options = {"sep": "\t" if file.suffix == ".tsv" else ",", "converters": dict.fromkeys(text, str)}
-    with _without_chatter():
-        try:
-            return datasets.load_dataset(FORMATS[file.suffix], data_files=str(file), split="train", **options)
-        except ValueError as error:
-            if "corresponds to no data" in str(error):
-                raise ValueError("it is empty") from error
-            raise
-
-
-def check_utf8(file: Path) -> None:
-    """Finds the line of a text file that is not UTF-8, which readers do not name."""
-    if file.suffix not in TEXT or not file.is_file():
-        return
-    with file.open("rb") as lines:
-        for number, raw in enumerate(lines, start=1):
-            try:
-                raw.decode()
-            except UnicodeDecodeError as error:
-                raise not_utf8(f"line {number} of {file.name!r}", error) from error
+    files: Mapping[str, Sequence[str]] = builder.config.data_files or {}
+    if {format_of(file) for of_split in files.values() for file in of_split} - {"json", "csv"}:
+        builder.download_and_prepare()
+        table = StoredTable(builder.as_dataset(split=split), written)
+        return [Part(table, range(len(table)))]
+    asked = {re.split(r"\W", name.strip())[0] for name in split.split("+")}
+    delimiter = getattr(builder.config, "sep", None)
+    tables = {
+        name: [TextTable(Path(file), written, delimiter) for file in files[name]] if name in asked else []
+        for name in files
+    }
+    lengths = {name: sum(map(len, of_split)) for name, of_split in tables.items()}
+    parts = []
+    for chosen in datasets.ReadInstruction.from_spec(split).to_absolute(lengths):
+        first = 0
+        for table in tables[chosen.splitname]:
+            rows = range(len(table))[max(0, chosen.from_ - first) : max(0, chosen.to - first)]
+            parts.append(Part(table, rows))
+            first += len(table)
+    return parts
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 from codecs import BOM_UTF8
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -34,12 +34,15 @@ class Line(NamedTuple):
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def read_lines(file: Path, *, may_be_cut_short: bool = False) -> Generator[Line]:
+def read_lines(
+    file: Path, *, may_be_cut_short: bool = False, parse: Callable[[bytes, str], Row] | None = None
+) -> Generator[Line]:
     """The rows of a JSON Lines file: one JSON object a line, UTF-8. Blank lines and byte order marks are skipped.
 
     Args:
         file: the file; only a newline ends a line, so a text may hold other separators, such as U+2028.
         may_be_cut_short: skip a last line that lacks its newline, as a writer that was killed leaves one.
+        parse: makes a row of a line and its name; by default `parse_object`.
 
     Raises:
         OSError: the file cannot be read.
@@ -49,7 +52,7 @@ def read_lines(file: Path, *, may_be_cut_short: bool = False) -> Generator[Line]
     with file.open("rb") as lines:
         for number, raw in enumerate(lines, start=1):
             if raw.removeprefix(BOM_UTF8).strip() and (raw.endswith(b"\n") or not may_be_cut_short):
-                yield Line(number, offset, parse_object(raw, line_name(file, number)))
+                yield Line(number, offset, (parse or parse_object)(raw, line_name(file, number)))
             offset += len(raw)
 
 
@@ -80,9 +83,7 @@ def parse_object(raw: bytes, where: str) -> Row:
         ValueError: anything else; begins with ``where``.
     """
     try:
-        tree = json.loads(raw.removeprefix(BOM_UTF8).decode().rstrip())
-    except UnicodeDecodeError as error:
-        raise not_utf8(where, error) from error
+        tree = json.loads(decoded(raw.removeprefix(BOM_UTF8), where).rstrip())
     except json.JSONDecodeError as error:
         raise ValueError(f"{where} is not JSON: {error.msg} at character {error.pos + 1}.") from error
     except (ValueError, RecursionError) as error:  # a number of too many digits, brackets nested too deeply
@@ -90,6 +91,33 @@ def parse_object(raw: bytes, where: str) -> Row:
     if not isinstance(tree, dict):
         raise ValueError(f"{where} is not a JSON object, but {raw.strip()[:60]!r}.")
     return tree
+
+
+def parse_row(raw: bytes, where: str, written: Collection[str]) -> Row:
+    """One JSON object that is a problem.
+
+    Args:
+        written: keys whose numbers and truths are given as they are written where Python would write them otherwise:
+            ``1.50`` and ``true`` become texts, 7 stays a number.
+
+    Raises:
+        ValueError: as `parse_object`, or a text with half a surrogate pair, which no tokenizer takes.
+    """
+    row = parse_object(raw, where)
+    if b"\\u" in raw:
+        try:
+            json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = error.object[error.start]
+            raise ValueError(f"{where} holds {half!r}, half a surrogate pair, which is no character.") from error
+    if any(isinstance(row.get(key), int | float) for key in written):
+        texts = json.loads(raw.removeprefix(BOM_UTF8), parse_float=str, parse_int=str, parse_constant=str)
+        for key in written:
+            value = row.get(key)
+            text = str(value).lower() if isinstance(value, bool) else texts.get(key)
+            if isinstance(value, int | float) and str(value) != text:
+                row[key] = text
+    return row
 
 
 def read_object(file: Path) -> Row:
@@ -102,9 +130,17 @@ def read_object(file: Path) -> Row:
     return parse_object(file.read_bytes(), str(file))
 
 
-def not_utf8(where: str, error: UnicodeDecodeError) -> ValueError:
-    """The complaint about bytes that are no text."""
-    return ValueError(f"{where} is not UTF-8: its byte {error.start} is {error.object[error.start]:#04x}.")
+def decoded(raw: bytes, where: str) -> str:
+    """Bytes as text.
+
+    Raises:
+        ValueError: they are not UTF-8; begins with ``where``.
+    """
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        told = f"its byte {error.start} is {error.object[error.start]:#04x}"
+        raise ValueError(f"{where} is not UTF-8: {told}.") from error
 
 
 def require_rows(file: Path) -> None:

@@ -36,8 +36,12 @@ GOOD = b'{"question": "a", "answer": "1"}\n'
     [
         (GOOD + b"\n{]\n", {}, r"line 3 of .* is not JSON"),
         (GOOD, {"question": "problem"}, r"line 1 of .* has no column 'problem'; its columns are question, answer"),
-        (GOOD, {"answer_pattern": "#### (.*)"}, r"1 of 1 rows .* \(line 1: '1'\) with answer_pattern '#### \(\.\*\)'"),
-        (GOOD + b'{"question": "b", "answer": ""}\n', {}, r"1 of 2 rows .* \(line 2: ''\)\. Mend"),
+        (
+            GOOD,
+            {"answer_pattern": "#### (.*)"},
+            r"1 of 1 rows .* \(line 1: answer '1'\) with answer_pattern '#### \(\.\*\)'",
+        ),
+        (GOOD + b'{"question": "b", "answer": ""}\n', {}, r"1 of 2 rows .* \(line 2: answer ''\)\. Mend"),
         (b"\n", {}, "is empty: it has no rows"),
         (GOOD, {"val_share": 0.999999}, "no training rows: all 1 are held out"),
     ],

@@ -117,7 +117,7 @@ def test_of_the_training_rows_those_that_a_filter_kept_are_taken(
 @each
 def test_unreadable_rows_are_counted_with_the_first_five_or_left_out(kind: type[RowPrompts], jsonl: Write) -> None:
     path, pattern = jsonl([{**row, "answer": "?"} if i % 2 else row for i, row in enumerate(_rows(20))]), r"####\s*(.+)"
-    with pytest.raises(ValueError, match=r"10 of 20 rows .* (1|2): .* (9|10): '\?'\) .*bad_rows to drop"):
+    with pytest.raises(ValueError, match=r"10 of 20 rows .* (1|2): .* (9|10): answer '\?'\) .*bad_rows to drop"):
         kind(path=path, answer_pattern=pattern).problems("train")
     source = kind(path=path, answer_pattern=pattern, bad_rows="drop", val_share=0)
     assert [p.question for p in source.problems("train")] == [f"q {i}?" for i in range(0, 20, 2)]

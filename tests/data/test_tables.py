@@ -1,13 +1,19 @@
 """Questions from tables of every kind of file: columns, splits by name, and what is refused in one line."""
 
+import gzip
 import random
 from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
+from grpo_pl.data.json_lines import JsonLinesPrompts
 from grpo_pl.data.tables import TablePrompts
 
 GSM8K_PATTERN = r"####\s*(.+)"
@@ -44,11 +50,118 @@ def test_every_kind_of_file_gives_the_same_problems(tmp_path: Path, suffix: str)
     ]
 
 
-def test_golds_of_a_csv_file_stay_as_they_are_written(tmp_path: Path) -> None:
-    file = tmp_path / "rows.csv"
-    file.write_text("question,answer,level\na,007,1\nb,1.50,2\nc,,3\n")
-    source = TablePrompts(path=str(file), val_share=0, bad_rows="drop")
-    assert [(p.answer, p.columns["level"]) for p in source.problems("train")] == [("007", 1), ("1.50", 2)]
+def _answers(path: Path | str, **arguments: Any) -> list[str]:
+    return [p.answer for p in TablePrompts(path=str(path), val_share=0, **arguments).problems("train")]
+
+
+QS = "abcdefghij"
+WRITTEN = ["007", "1.50", "123456789012345678901234567890", "NA", "None", "null", "2024-01-05", "1e5", "True", "-0"]
+LITERALS = ["1.50", "1", "2.5", "123456789012345678901234567890", "1e5", "0.10", "1E-3", "true", "-0", "NaN"]
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.TSV", "set/train.csv", "rows.csv.gz"])
+def test_golds_of_a_csv_file_stay_as_they_are_written(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    mark = "\t" if "TSV" in name else ","
+    text = "".join(
+        mark.join(cells) + "\n" for cells in [("question", "answer", "level"), *zip(QS, WRITTEN, WRITTEN, strict=True)]
+    )
+    file.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+    source = TablePrompts(path=str(file.parent if "/" in name else file), val_share=0)
+    problems = source.problems("train")
+    assert [p.answer for p in problems] == WRITTEN == [p.columns["level"] for p in problems]
+    file.write_text(f"question{mark}answer\na{mark}\nb{mark}7\n")
+    if not name.endswith("gz"):
+        assert _answers(source.path, bad_rows="drop") == ["7"]
+
+
+@pytest.mark.parametrize(
+    "name", ["rows.jsonl", "rows.json", "X.JSONL", "rows.ndjson", "rows.jsonl.gz", "set/train.json"]
+)
+@pytest.mark.parametrize("form", ["lines", "array", "objects"])
+def test_golds_of_a_json_file_stay_as_they_are_written(tmp_path: Path, name: str, form: str) -> None:
+    if form == "objects" and not name.endswith(".json"):
+        return  # a line of .jsonl is an object
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    rows = [f'{{"question": {n}.0, "answer": {gold},\f "more": [{{"x": {gold}}}]}}' for n, gold in enumerate(LITERALS)]
+    rows = [row.replace("\f", "\n" if form != "lines" else "") for row in rows]
+    text = {"lines": "\n".join(rows), "array": f"[{', '.join(rows)}]\n", "objects": "\n".join(rows)}[form]
+    file.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+    source = TablePrompts(path=str(file.parent if "/" in name else file), val_share=0)
+    problems = source.problems("train")
+    assert [(p.id, p.question, p.answer) for p in problems] == [(n, f"{n}.0", gold) for n, gold in enumerate(LITERALS)]
+    assert problems[1].columns == {"more": [{"x": 1}]}
+    lines = JsonLinesPrompts(path=str(file), val_share=0)
+    if form == "lines" and not name.endswith("gz"):
+        assert [p.answer for p in lines.problems("train")] == LITERALS
+
+
+TYPED: dict[str, tuple[Any, list[str]]] = {
+    "decimal": (pa.array([Decimal("1.50"), Decimal("1E-8")], pa.decimal128(38, 8)), ["1.50000000", "0.00000001"]),
+    "date": (pa.array([date(2024, 1, 5), date(1, 1, 1)]), ["2024-01-05", "0001-01-01"]),
+    "microseconds": (
+        pa.array([datetime(2024, 1, 5, 10), datetime(2024, 1, 5)]),
+        ["2024-01-05 10:00:00", "2024-01-05 00:00:00"],
+    ),
+    "nanoseconds": (pa.array([1, 10**9], pa.timestamp("ns")), ["1970-01-01 00:00:00.000000001", "1970-01-01 00:00:01"]),
+    "zone": (pa.array([0, 1], pa.timestamp("s", tz="UTC")), ["1970-01-01 00:00:00+00:00", "1970-01-01 00:00:01+00:00"]),
+    "time": (pa.array([time(10, 5), time(0)]), ["10:05:00", "00:00:00"]),
+    "integer": (pa.array([2**53 + 1, 2**64 - 1], pa.uint64()), ["9007199254740993", "18446744073709551615"]),
+    "float32": (pa.array([0.1, 16777216.0], pa.float32()), ["0.1", "16777216.0"]),
+    "float64": (pa.array([0.1, 1e22]), ["0.1", "1e+22"]),
+    "truth": (pa.array([True, False]), ["true", "false"]),
+    "category": (pa.array(["007", "NA"]).dictionary_encode(), ["007", "NA"]),
+    "numbers of categories": (pa.array([7, 8]).dictionary_encode(), ["7", "8"]),
+    "large text": (pa.array(["007", "NA"], pa.large_string()), ["007", "NA"]),
+}
+
+
+@pytest.mark.parametrize("kind", TYPED)
+def test_golds_of_a_table_with_types_are_written_out(tmp_path: Path, kind: str) -> None:
+    column, expected = TYPED[kind]
+    parquet.write_table(pa.table({"question": ["a", "b"], "answer": column}), tmp_path / "rows.parquet")
+    assert _answers(tmp_path / "rows.parquet") == expected
+
+
+@pytest.mark.parametrize(
+    ("cells", "told"),
+    [
+        ([["1", "2"], ["3"]], r"row 0: answer \"\['1', '2'\]\", list; row 1: answer \"\['3'\]\", list"),
+        ([{"x": 1}, {"x": 2}], "row 0: answer .*, dict"),
+        ([b"1", b"2"], "row 0: answer .*, bytes"),
+        ([None, timedelta(days=1)], "row 0: answer is null; row 1: answer '1 day, 0:00:00', timedelta"),
+    ],
+)
+def test_a_cell_that_is_no_answer_is_named_with_row_column_and_type(tmp_path: Path, cells: Any, told: str) -> None:
+    parquet.write_table(pa.table({"question": ["a", "b"], "answer": cells}), tmp_path / "rows.parquet")
+    with pytest.raises(ValueError, match=rf"2 of 2 rows of '.*rows\.parquet' .*\({told}\)"):
+        _answers(tmp_path / "rows.parquet")
+
+
+def test_what_save_to_disk_wrote_is_read(tmp_path: Path) -> None:
+    table = datasets.Dataset.from_list([{"question": "a", "answer": Decimal("1.50")}])
+    table.save_to_disk(str(tmp_path / "one"))
+    datasets.DatasetDict({"train": table, "test": table}).save_to_disk(str(tmp_path / "many"))
+    assert _answers(tmp_path / "one") == ["1.50"]
+    for split in ("train", "test"):
+        assert _answers(tmp_path / "many", train_split=split) == ["1.50"]
+    for name in ("one", "many"):
+        with pytest.raises(ValueError, match="nosplit"):
+            _answers(tmp_path / name, train_split="nosplit")
+
+
+def test_a_part_of_a_split_may_be_asked_for(jsonl: Callable[..., str], tmp_path: Path) -> None:
+    for name, first in (("train-0", 0), ("train-1", 4), ("test", 8)):
+        jsonl([{"question": f"q {i}", "answer": i} for i in range(first, first + 4)], f"set/{name}.jsonl")
+    assert _answers(tmp_path / "set", train_split="train[3:6]+test[:25%]") == ["3", "4", "5", "8"]
+
+
+def test_a_row_has_all_columns_of_the_table(jsonl: Callable[..., str]) -> None:
+    path = jsonl([{"answer": 1, "level": 3}, {"question": "b", "answer": 2, "topic": "sums"}])
+    (problem,) = TablePrompts(path=path, val_share=0, bad_rows="drop").problems("train")
+    assert (problem.question, problem.columns) == ("b", {"level": None, "topic": "sums"})
 
 
 def test_worked_completions_serve_as_demonstrations_and_never_reach_rewards(jsonl: Callable[..., str]) -> None:
@@ -63,10 +176,10 @@ def test_worked_completions_serve_as_demonstrations_and_never_reach_rewards(json
     ("text", "arguments", "message"),
     [
         ('{"q": 1, "answer": 2}', {}, "has no column 'question'; its columns are q, answer."),
-        ("", {}, "it is empty"),
-        ("not json", {}, "JSON parse error"),
-        ('{"question": "a", "answer": "5"}', {"answer_pattern": GSM8K_PATTERN}, "1 of 1 rows .*row 0: '5'"),
-        ('{"question": "a", "answer": null}', {}, "1 of 1 rows .*row 0: 'None'"),
+        ("", {}, "is empty"),
+        ("not json", {}, "line 1 of .* is not JSON"),
+        ('{"question": "a", "answer": "5"}', {"answer_pattern": GSM8K_PATTERN}, "1 of 1 rows .*row 0: answer '5'"),
+        ('{"question": "a", "answer": null}', {}, "1 of 1 rows .*row 0: answer is null"),
         ('{"question": [{"role": "user"}], "answer": "5"}', {}, "1 of 1 rows"),
     ],
 )
@@ -85,7 +198,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(
     [
         ("a.jsonl", b'{"question": "a", "answer": "1"}\n{"question": "\xff", "answer": "1"}\n', "line 2 .* byte 14 is"),
         ("a.csv", b"question,answer\na,1\nb\xff,2\n", "line 3 .* byte 1 is"),
-        ("set/train.json", b'[{"question": "a",\n"answer": "\xff"}]', "line 2 of 'train.json' .* byte 11 is"),
+        ("set/train.json", b'[{"question": "a",\n"answer": "\xff"}]', "line 2 of '.*train.json' .* byte 11 is"),
     ],
 )
 def test_a_line_that_is_not_utf8_is_named(tmp_path: Path, name: str, content: bytes, place: str) -> None:

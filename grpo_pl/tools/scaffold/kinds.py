@@ -13,8 +13,9 @@ from statistics import quantiles
 from typing import Any
 
 from grpo_pl.data.cells import is_text
-from grpo_pl.data.tables import FORMATS, load_table
+from grpo_pl.data.tables import load_table
 from grpo_pl.environments.gymnasium_ids import numbers_of
+from grpo_pl.files.tables import FORMATS
 from grpo_pl.rewards.sandbox.gym_entry import check_task
 from grpo_pl.tools.scaffold.easier import easier_settings, is_learnable
 
@@ -95,11 +96,12 @@ def _table(file: Path, kind: str, question: str | None, answer: str | None, *, s
         raise ValueError(f"--from: the name of {str(file)!r} must end in one of {', '.join(FORMATS)}.")
     if kind and FORMATS[file.suffix] != FORMATS[f".{kind}"]:
         raise ValueError(f"--from {kind}: {str(file)!r} is of another kind; leave `{kind}:` out.")
-    table = load_table(str(file), None, "train", text=[])
-    columns = list(table.column_names)
+    ((table, _),) = load_table(str(file), None, "train", written=[])
+    columns = table.columns
     asked, gold = _columns(str(file), columns, question, answer)
     worked = next((name for name in columns if name.lower() in WORKED and name not in (asked, gold)), None)
-    cells = [str(cell) for cell in table[gold][:FEWEST] if is_text(cell)]
+    first = list(table.read(range(min(LOOKED_AT, len(table)))))
+    cells = [str(row[gold]) for row in first[:FEWEST] if is_text(row.get(gold))]
     pattern = next((p for p, mark in PATTERNS.items() if cells and all(mark in cell for cell in cells)), "")
     rows = len(table)
     if rows < FEWEST:
@@ -107,7 +109,7 @@ def _table(file: Path, kind: str, question: str | None, answer: str | None, *, s
     notes = [f"question: column {asked!r}, answer: column {gold!r}" + (f", work: column {worked!r}" if worked else "")]
     if pattern:
         notes.append(f"the answer is what {pattern} finds in {gold!r}.")
-    questions = [str(cell) for cell in table[asked][:LOOKED_AT] if is_text(cell)]
+    questions = [str(row[asked]) for row in first if is_text(row.get(asked))]
     of_numbers = small_policy and worked is None and bool(cells) and _of_numbers(questions, cells)
     if of_numbers:
         notes.append(
