@@ -71,7 +71,8 @@ class PolicyConfig:
 
 
 def load_tokenizer(policy: PolicyConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer of ``policy``, with padding on the left; it always has a padding token.
+    """The tokenizer of ``policy``, with padding on the left; it always has a padding token. One that has no EOS token
+    takes the first that the model's generation settings name.
 
     Raises:
         ValueError: it cannot be loaded, or has neither a padding nor an EOS token.
@@ -86,6 +87,9 @@ def load_tokenizer(policy: PolicyConfig) -> PreTrainedTokenizerBase:
         no_code = {"trust_remote_code": False} if kind.__name__ == "AutoTokenizer" else {}  # the other runs no code
         tokenizer: PreTrainedTokenizerBase = kind.from_pretrained(source, padding_side="left", **no_code)
     _check_tokenizer(tokenizer, Path(source))
+    if tokenizer.eos_token_id is None:
+        named = map(tokenizer.convert_ids_to_tokens, declared_eos_ids(source))
+        tokenizer.eos_token = next((token for token in named if token is not None), None)
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             raise ValueError(f"the tokenizer of {source!r} has neither a padding nor an EOS token.")
@@ -197,6 +201,21 @@ def check_weights(policy: PolicyConfig) -> None:
         from transformers import AutoModelForCausalLM
 
         check_pretrained(AutoModelForCausalLM, source)
+
+
+def declared_eos_ids(source: str) -> list[int]:
+    """The ids of the end tokens that the files of a saved model name: its generation settings, or else its config."""
+    from transformers import AutoConfig, GenerationConfig
+
+    with one_clear_line(source, "generation settings"):
+        try:
+            ids = GenerationConfig.from_pretrained(source).eos_token_id
+        except OSError:  # a model may lack them
+            try:
+                ids = AutoConfig.from_pretrained(source, trust_remote_code=False).get_text_config().eos_token_id
+            except OSError:  # a tokenizer without a model
+                ids = None
+    return [i for i in (ids if isinstance(ids, list) else [ids]) if i is not None]
 
 
 def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -43,6 +43,11 @@ def character_tokenizer(tags: Sequence[str] = (), characters: str = CHARACTERS) 
     )
 
 
+def end_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The token behind a text that somebody else wrote, as if a policy had: EOS, or none where there is no EOS."""
+    return [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+
+
 def known_characters(tokenizer: PreTrainedTokenizerBase) -> frozenset[str] | None:
     """The characters of a tokenizer of single characters; None for any other tokenizer, which can encode every text."""
     named = {*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens}

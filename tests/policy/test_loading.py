@@ -1,5 +1,6 @@
 """A policy from scratch, from a folder, and from nowhere."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_pl.policy.loading import PolicyConfig, context_length, end_token_ids, eos_ids, load_model, load_tokenizer
+from grpo_pl.policy.tokenizer import end_of_text
 from grpo_pl.types import SamplingParams
 
 SCRATCH: dict[str, Any] = {
@@ -173,3 +175,30 @@ def test_a_saved_from_scratch_model_keeps_its_spaces_and_newlines(model_type: st
     text = "1 + 2 =\n3"
     assert loaded(text).input_ids == tokenizer(text).input_ids
     assert loaded.decode(loaded(text).input_ids) == text
+
+
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+def test_a_tokenizer_without_eos_takes_the_one_that_the_model_names(
+    saved: Path, tokenizer: PreTrainedTokenizerBase, file: str
+) -> None:
+    without = load_tokenizer(PolicyConfig(path=str(saved)))
+    without.eos_token = None
+    without.save_pretrained(saved)
+    (saved / "generation_config.json").unlink()
+    for name in {file, "config.json"}:
+        settings = json.loads((saved / name).read_text()) if (saved / name).is_file() else {}
+        ends = [10**6, tokenizer.convert_tokens_to_ids("$")] if name == file else None
+        (saved / name).write_text(json.dumps({**settings, "eos_token_id": ends}))
+    loaded = load_tokenizer(PolicyConfig(path=str(saved)))
+    assert loaded.eos_token == "$" and end_of_text(loaded) == [loaded.convert_tokens_to_ids("$")]
+    loaded.save_pretrained(saved / "again")
+    assert load_tokenizer(PolicyConfig(path=str(saved / "again"))).eos_token == "$"
+
+
+def test_a_model_that_names_no_end_token_has_none(saved: Path) -> None:
+    without = load_tokenizer(PolicyConfig(path=str(saved)))
+    without.eos_token = None
+    without.save_pretrained(saved)
+    for name in ("generation_config.json", "config.json"):
+        (saved / name).write_text(json.dumps({**json.loads((saved / name).read_text()), "eos_token_id": None}))
+    assert end_of_text(load_tokenizer(PolicyConfig(path=str(saved)))) == []
