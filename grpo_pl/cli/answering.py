@@ -136,8 +136,17 @@ def load_answerer(trained: ServedModel, device: str, **sampling: Any) -> Answere
 def leave_no_room(
     problems: Iterable[Problem], total: int, fits: Fits, say: Callable[[str], Any], part: str = "", split: str = ""
 ) -> set[int]:
-    """Ids of the problems that do not fit into the model's context; says how many of ``total`` they are."""
-    long = {problem.id for problem in problems if not fits(problem.asked)}
+    """Ids of the problems that do not fit into the model's context; says how many of ``total`` they are.
+
+    Raises:
+        ValueError: none fits, or the chat template refuses one.
+    """
+    long = set[int]()
+    for problem in problems:
+        try:
+            long |= set() if fits(problem.asked) else {problem.id}
+        except ValueError as error:
+            raise ValueError(f"{part}{split}prompt {problem.id}: {error}") from error
     what = f"{part}{len(long)} of {total} {split}prompts leave no room for a completion"
     if long and len(long) == total:
         raise ValueError(f"{what}: {fits}. Lower {fits.setting}.")

@@ -78,11 +78,11 @@ class DoctorCLI(GRPOCLI):
         if module.pool is not None:
             self._end.enter_context(module.pool)
         module.tokenizer = load_tokenizer(module.policy_config)
-        _, fits, _ = prompt_encoding(module, module.tokenizer)
         cold = "" if module.cold_start is None else " after the cold start, which is kept for the run"
         _say(f"The doctor draws {given.rollouts} rollouts{cold}, for {given.seconds:g} s at most (--seconds).")
         self.probe = Probe(given.rollouts, given.seconds)
         try:
+            _, fits, _ = prompt_encoding(module, module.tokenizer)
             self.probe.found = measure_problems(module, data, fits)  # before problems are left out
             check_start(module, data, _say)
             if built.checkpoint.keep_best:

@@ -102,8 +102,7 @@ def check_start(
         check_plain(first)
     if module.pool is not None:
         _check_columns(module.pool.environment, first)
-    if fits is not None:
-        leave_no_room(first, len(first), fits, lambda _: None, split="first ")  # refuses, where none does
+    leave_no_room(first, len(first), fits, lambda _: None, split="first ")  # refuses, where none does
     if module.budget.configured is not None:
         train = data.source.problems("train")
         _check_budget(module.budget.configured, module, first if train is None else train, dialogue, context)
@@ -128,17 +127,19 @@ def check_start(
         say(table(derived))
 
 
-def prompt_encoding(module: GRPOModule, tokenizer: PreTrainedTokenizerBase) -> tuple[Dialogue, Fits | None, int | None]:
-    """The encoding of prompts, a test of whether a prompt leaves room for a completion, and most tokens of both."""
+def prompt_encoding(module: GRPOModule, tokenizer: PreTrainedTokenizerBase) -> tuple[Dialogue, Fits, int | None]:
+    """The encoding of prompts, a test of whether a prompt leaves room for a completion, and most tokens of both (None
+    if nothing says)."""
     limits = (context_length(model_config(module.policy_config, tokenizer)), module.engine.max_tokens)
     context = min((limit for limit in limits if limit is not None), default=None)
-    dialogue, fits = Dialogue(template=module.template, tokenizer=tokenizer, plain=module.episodes.plain_turns), None
+    dialogue = Dialogue(template=module.template, tokenizer=tokenizer, plain=module.episodes.plain_turns)
     if module.pool is not None:
         module.pool.start()
         dialogue = dialogue.within(module.pool.environment)
         fits = module.episodes.fits(dialogue, module.pool.environment, context or 1 << 30)
-    elif context is not None:
-        fits = Fits(dialogue.prompt_ids, context=context, length=module.sampling.max_completion_length)
+    else:  # without a limit as well, for it encodes each conversation, which the chat template may refuse
+        length = module.sampling.max_completion_length
+        fits = Fits(dialogue.prompt_ids, context=context or 1 << 30, length=length)
     return dialogue, fits, context
 
 
@@ -250,7 +251,7 @@ def _check_columns(environment: Environment, prompts: Iterable[Problem]) -> None
 
 
 def _check_source(
-    source: PromptSource, name: str, rewards: Sequence[Reward], fits: Fits | None, say: Callable[[str], None]
+    source: PromptSource, name: str, rewards: Sequence[Reward], fits: Fits, say: Callable[[str], None]
 ) -> None:
     """Loads the problems of a source; leaves out those that are too long, and those whose gold answers the correctness
     reward cannot judge against where the source's ``bad_rows`` says so."""
@@ -268,11 +269,10 @@ def _check_source(
         source.problems(split)  # reads files and downloads
     for note in getattr(source, "notes", ()):
         say(f"{part}{note}")
-    if fits is not None:
-        for split in SPLITS:
-            problems = source.problems(split)
-            if problems and (too_long := leave_no_room(problems, len(problems), fits, say, part, f"{split} ")):
-                source.leave_out({split: too_long})
+    for split in SPLITS:
+        problems = source.problems(split)
+        if problems and (too_long := leave_no_room(problems, len(problems), fits, say, part, f"{split} ")):
+            source.leave_out({split: too_long})
     if judge is None:
         return  # nothing is compared with gold answers
     for split in SPLITS:

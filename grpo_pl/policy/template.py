@@ -76,7 +76,7 @@ class PromptTemplate:
 
         Raises:
             ValueError: ``chat`` is true and the tokenizer has no chat template, or a conversation of several turns
-                would need one.
+                would need one; or the chat template refuses these messages.
         """
         system, *turns = self._turns(asked)
         if self.through_chat(tokenizer):
@@ -88,9 +88,11 @@ class PromptTemplate:
                 ]
             messages += [{"role": role, "content": text} for role, text in turns]
             messages = telling(messages, told_tools, tokenizer) if told_tools else messages
-            text = tokenizer.apply_chat_template(
-                messages, tools=[dict(tool) for tool in tools] or None, tokenize=False, add_generation_prompt=True
-            )
+            given = [dict(tool) for tool in tools] or None
+            try:
+                text = tokenizer.apply_chat_template(messages, tools=given, tokenize=False, add_generation_prompt=True)
+            except Exception as error:  # of jinja, or raised by the template itself
+                raise ValueError(_refusal(messages, error, tokenizer)) from error
             return str(text) + self.prefill
         if len(turns) > 1:
             raise ValueError(
@@ -168,6 +170,20 @@ class PromptTemplate:
         if self.chat and not has_template:
             raise ValueError("template.chat is true, but the tokenizer has no chat template. Set it to null or false.")
         return has_template if self.chat is None else self.chat
+
+
+def _refusal(messages: Sequence[Mapping[str, Any]], error: Exception, tokenizer: PreTrainedTokenizerBase) -> str:
+    """What a chat template does not take, in one line."""
+    roles = [str(message["role"]) for message in messages]
+    name = tokenizer.name_or_path or type(tokenizer).__name__
+    advice = "give turns that it takes"
+    if "system" in roles:
+        advice = "say in template.user what the system message (template.system, or the data set's) says"
+    told = " ".join(str(error).split())[:200]
+    return (
+        f"the chat template of {name!r} refuses messages of {', '.join(roles[:4])}{' …' * (len(roles) > 4)}: {told} "
+        f"Change that: {advice}, or set template.chat to false, which writes plain text."
+    )
 
 
 PROBE_TOOL: dict[str, Any] = {

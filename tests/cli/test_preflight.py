@@ -1,10 +1,17 @@
 """Mistakes that are found before a run costs anything: one line, status 1, no run folder."""
 
+import copy
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerBase
+
+from grpo_pl.policy.loading import PolicyConfig, load_model
+from tests.conftest import TINY_POLICY
 
 TABLE = "grpo_pl.data.tables.TablePrompts"
 TWO_DIGITS = {
@@ -14,7 +21,7 @@ TWO_DIGITS = {
 MATH = {"class_path": "grpo_pl.rewards.MathReward", "init_args": {"correctness": True, "workers": 1}}
 
 
-def _source(folder: Path, rows: list[dict[str, str]], **arguments: Any) -> dict[str, Any]:
+def _source(folder: Path, rows: Sequence[Mapping[str, Any]], **arguments: Any) -> dict[str, Any]:
     file = folder / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {"class_path": TABLE, "init_args": {"path": str(file), "val_share": 0.3, **arguments}}
@@ -126,3 +133,40 @@ def test_the_best_checkpoint_is_chosen_by_a_metric_that_there_is(command_line: A
     assert not (command_line.runs / "monitored").exists()
     command_line.done("fit", "--config", config, "--checkpoint.monitor=val/more/mean_length")
     assert (command_line.runs / "monitored" / "checkpoints" / "best.ckpt").exists()
+
+
+NO_SYSTEM = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+CHAT = NO_SYSTEM + "{{ m.content }}<|e|>{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def chatty(command_line: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Settings for a model whose chat template takes no system message and ends turns with a token of its own."""
+    speech: Any = copy.deepcopy(tokenizer)
+    speech.add_tokens([AddedToken("<|e|>", special=True, normalized=False)])
+    speech.chat_template = CHAT
+    folder = command_line.folder / "chatty"
+    load_model(PolicyConfig(from_scratch=TINY_POLICY), speech).save_pretrained(folder)
+    speech.save_pretrained(folder)
+    return {"model__policy": {"path": str(folder)}, "model__cold_start": None, "data__steps": 1}
+
+
+SYSTEM = {"role": "system", "content": "Add."}
+
+
+def test_turns_that_the_chat_template_refuses_are_one_line_of_fit_and_a_finding_of_the_doctor(
+    command_line: Any, tmp_path: Path, chatty: dict[str, Any]
+) -> None:
+    line = _refused(command_line, **chatty, model__template={"system": "Add."})
+    assert "refuses messages of system, user: no system role" in line
+    rows: list[dict[str, Any]] = [
+        {"question": [*([SYSTEM] if i == 7 else []), {"role": "user", "content": f"{i}+1="}], "answer": str(i + 1)}
+        for i in range(12)
+    ]
+    line = _refused(command_line, **chatty, data__source=_source(tmp_path, rows, val_share=0.2))
+    assert " prompt 7: the chat template of " in line and "refuses messages of system, user" in line
+    changes = {"model__template": {"system": "Add."}}
+    outcome = command_line("doctor", "--config", command_line.config("ill", **chatty, **changes), "--json")
+    assert outcome.status == 1, outcome.err
+    (finding,) = json.loads(outcome.out)["findings"]
+    assert finding["code"] == "D00" and "refuses messages of system" in finding["sentence"]

@@ -146,3 +146,31 @@ def test_qwen3_thinks_within_a_budget_or_not_at_all(tokenizer: PreTrainedTokeniz
     )
     assert thinks.marker == "</think>" and thinks.length(thinks.tokens) == len(thinks.tokens) - 3
     assert answers.length([]) == 0  # the empty thought is over
+
+
+REFUSALS = {
+    "system": "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no\n system role') }}{% endif %}",
+    "one after the other": "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}",
+    "too little": "{% for m in messages %}{{ m.tool_calls[0].name }}",
+}
+
+
+@pytest.mark.parametrize(
+    ("refuses", "fields", "asked"),
+    [
+        ("system", {"system": "Think."}, "1+1="),
+        ("system", {}, OWN_SYSTEM),
+        ("one after the other", {"examples": [Example(question="1", completion="2")]}, OWN_SYSTEM),
+        ("one after the other", {}, (ASKED, ASKED)),
+        ("too little", {}, "1+1="),
+    ],
+)
+def test_a_chat_template_that_refuses_the_turns_is_one_clear_line(
+    tokenizer: PreTrainedTokenizerBase, refuses: str, fields: dict[str, Any], asked: str | Conversation
+) -> None:
+    picky = copy.deepcopy(tokenizer)
+    picky.chat_template = REFUSALS[refuses] + "{{ m.content }}{% endfor %}"
+    system = "system" if fields.get("system") or asked is OWN_SYSTEM else "user"
+    with pytest.raises(ValueError, match=rf"refuses messages of {system}[^\n]*template\.chat to false[^\n]*\Z"):
+        PromptTemplate(**fields).render(asked, picky)

@@ -57,7 +57,7 @@ def training_problems(data: RolloutDataModule) -> Iterable[Problem]:
     return chain(*known) if len(known) == len(lists) else first_prompts(data)
 
 
-def measure_problems(module: GRPOModule, data: RolloutDataModule, fits: Fits | None) -> ProblemStatistics:
+def measure_problems(module: GRPOModule, data: RolloutDataModule, fits: Fits) -> ProblemStatistics:
     """Statistics of all problems before the first rollout; of a source without a list, of its first prompts."""
     seen, held_out = SeenProblems(), data.held_out()
     problems = list(training_problems(data))
@@ -73,7 +73,7 @@ def measure_problems(module: GRPOModule, data: RolloutDataModule, fits: Fits | N
         unwritable=unwritable,
         characters=characters,
         prompts=len(everyone),
-        too_long=0 if fits is None else sum(not fits(problem.asked) for problem in everyone),
+        too_long=sum(not fits(problem.asked) for problem in everyone),
     )
 
 
