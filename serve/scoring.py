@@ -18,6 +18,7 @@ from grpo_pl.config.objects import build_rewards
 from grpo_pl.config.presets import preset_name
 from grpo_pl.functional.advantages import masked_mean_std
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.policy.tokenizer import end_of_text
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rewards.base import Reward, needs_of
 from serve.admission import AdmissionQueue, QueueFull
@@ -147,9 +148,12 @@ class ScoreRoute:
                 f"characters, {_TOGETHER:,} together: send less at once, or give these fields with the items."
             )
             raise bad_request("items", message, code="too_long")
-        tokenizer, prefill = self.model.tokenizer, self.model.template.prefill
-        texts = (text.removeprefix(prefill).encode("utf-8", "replace").decode() for text in completions)
-        return [[*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id] for text in texts]
+        tokenizer, template = self.model.tokenizer, self.model.template
+        drawn = (
+            template.without_opened_thought(text, tokenizer).removeprefix(template.prefill) for text in completions
+        )
+        texts = (text.encode("utf-8", "replace").decode() for text in drawn)
+        return [[*tokenizer(text, add_special_tokens=False).input_ids, *end_of_text(tokenizer)] for text in texts]
 
 
 @dataclass(frozen=True, kw_only=True)

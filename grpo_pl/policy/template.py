@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from grpo_pl.types import Conversation, SamplingParams, ThoughtEnd
@@ -34,7 +36,8 @@ class PromptTemplate:
     user: str = "{question}"
     """The user's turn; ``{question}`` is replaced, and all other braces stay as they are: ``{{`` is refused."""
     prefill: str = ""
-    """Text with which every completion begins, such as ``<think>``. Rewards see it; it is not part of the loss."""
+    """Text with which every completion begins, such as ``<think>``. Rewards see it; it is not part of the loss. A
+    ``<think>`` at the end of the chat template's own prompts counts as such without being named here."""
     chat: bool | None = None
     """Use the tokenizer's chat template; null uses it if there is one."""
 
@@ -141,8 +144,24 @@ class PromptTemplate:
         return ThoughtEnd(marker=marker, tokens=tokens, tokenizer=tokenizer, prefix=self.prefill)
 
     def completion_text(self, tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
-        """The text that rewards get: the prefill and the decoded completion without special tokens."""
-        return self.prefill + str(tokenizer.decode(tokens, skip_special_tokens=True))
+        """The text that rewards get: what `begins` it, and the decoded completion without special tokens."""
+        return self.begins(tokenizer) + str(tokenizer.decode(tokens, skip_special_tokens=True))
+
+    def begins(self, tokenizer: PreTrainedTokenizerBase) -> str:
+        """The text with which every completion begins, as rewards see it: a ``<think>`` that the chat template itself
+        writes at the end of each prompt, and ``prefill``."""
+        return self._opened_thought(tokenizer) + self.prefill
+
+    def without_opened_thought(self, completion: str, tokenizer: PreTrainedTokenizerBase) -> str:
+        """A whole completion without the ``<think>`` that stands at the end of its prompt, from ``prefill`` on."""
+        opened = self._opened_thought(tokenizer)
+        return completion.removeprefix(opened if completion.startswith(opened) else opened.rstrip())
+
+    def _opened_thought(self, tokenizer: PreTrainedTokenizerBase) -> str:
+        """The ``<think>`` at the end of the chat template's prompts, with the blanks behind it; empty without one."""
+        if THINK_TAGS[0] not in str(getattr(tokenizer, "chat_template", None)) or not self.through_chat(tokenizer):
+            return ""
+        return _prompt_end(tokenizer, str(tokenizer.chat_template), self.system, self.user)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON values, as stored in an export; ``PromptTemplate(**d)`` rebuilds the template."""
@@ -170,6 +189,18 @@ class PromptTemplate:
         if self.chat and not has_template:
             raise ValueError("template.chat is true, but the tokenizer has no chat template. Set it to null or false.")
         return has_template if self.chat is None else self.chat
+
+
+@lru_cache(maxsize=8)
+def _prompt_end(tokenizer: PreTrainedTokenizerBase, chat_template: str, system: str, user: str) -> str:
+    """An open ``<think>`` at the end of a prompt, with the blanks behind it.
+
+    Args:
+        chat_template: that of the tokenizer, which may be given another.
+    """
+    prompt = PromptTemplate(system=system, user=user, chat=True).render("1", tokenizer)
+    found = re.search(rf"{THINK_TAGS[0]}\s*\Z", prompt)
+    return found.group() if found else ""
 
 
 def _refusal(messages: Sequence[Mapping[str, Any]], error: Exception, tokenizer: PreTrainedTokenizerBase) -> str:

@@ -23,6 +23,7 @@ from grpo_pl.data.sources import PromptSource
 from grpo_pl.distributed.collective import failure_line
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.policy.tokenizer import end_of_text
 from grpo_pl.processes.child_process import exit_name
 from grpo_pl.processes.resource_limits import kill_with_parent
 from grpo_pl.rewards.background import in_thread
@@ -215,8 +216,8 @@ def text_samples(
 ) -> Samples:
     """Equally many given texts for each problem, prefill included, as if a policy had written them."""
     texts = [text for row in rows for text in row]
-    ids = [tokenizer(text.removeprefix(template.prefill), add_special_tokens=False).input_ids for text in texts]
-    ended = [[*row, int(tokenizer.eos_token_id)] for row in ids]
+    own = [template.without_opened_thought(text, tokenizer).removeprefix(template.prefill) for text in texts]
+    ended = [[*tokenizer(text, add_special_tokens=False).input_ids, *end_of_text(tokenizer)] for text in own]
     flipped, mask = pad_left([row[::-1] for row in ended], int(tokenizer.pad_token_id))
     rollout = Rollout(
         group_size=len(rows[0]),

@@ -18,6 +18,7 @@ from grpo_pl.files.checkpoints import CheckpointError, read_file, save_tensors
 from grpo_pl.files.writing import best_effort
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.logprobs import completion_logprobs
+from grpo_pl.policy.tokenizer import end_of_text
 from grpo_pl.rollout.decoding import pad_left
 from grpo_pl.training.optimization import Optimization
 
@@ -73,10 +74,11 @@ def tokenized(shown: Sequence[Demonstration], dialogue: Dialogue) -> list[Exampl
 
 def _actions_ids(texts: Sequence[str], dialogue: Dialogue) -> list[list[int]]:
     prefill, tokenizer = dialogue.template.prefill, dialogue.tokenizer
+    texts = [dialogue.template.without_opened_thought(text, tokenizer) for text in texts]
     if not all(text.startswith(prefill) for text in texts):
         raise ValueError(f"a demonstration does not begin with the template's prefill {prefill!r}.")
     ids = tokenizer([text[len(prefill) :] for text in texts], add_special_tokens=False).input_ids
-    return [[*row, int(tokenizer.eos_token_id)] for row in ids]
+    return [[*row, *end_of_text(tokenizer)] for row in ids]
 
 
 def train_on_demonstrations(

@@ -10,8 +10,12 @@ import pytest
 import yaml
 from transformers import PreTrainedTokenizerBase
 
+from grpo_pl.data.demonstrations import Demonstration
+from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.template import Example, PromptTemplate
-from grpo_pl.types import Conversation, SamplingParams
+from grpo_pl.training.reward_probe import text_samples
+from grpo_pl.training.sft import tokenized
+from grpo_pl.types import Conversation, Problem, SamplingParams
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -174,3 +178,46 @@ def test_a_chat_template_that_refuses_the_turns_is_one_clear_line(
     system = "system" if fields.get("system") or asked is OWN_SYSTEM else "user"
     with pytest.raises(ValueError, match=rf"refuses messages of {system}[^\n]*template\.chat to false[^\n]*\Z"):
         PromptTemplate(**fields).render(asked, picky)
+
+
+THINKS = CHAT.replace("[assistant]", "[assistant]<think>\n")
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "fields", "begins"),
+    [
+        (THINKS, {}, "<think>\n"),
+        (THINKS.replace("\n", ""), {"system": "Add."}, "<think>"),
+        (THINKS, {"prefill": "So "}, "<think>\nSo "),
+        (THINKS, {"chat": False}, ""),
+        (THINKS, {"chat": False, "prefill": "<think>"}, "<think>"),
+        (CHAT, {"prefill": "<think>"}, "<think>"),
+        (THINKS + "</think>", {}, ""),  # a thought that is over
+        (CHAT + "{# <think> #}", {}, ""),
+        (None, {}, ""),
+    ],
+)
+def test_a_thought_that_the_chat_template_opens_counts_as_prefill(
+    tokenizer: PreTrainedTokenizerBase, chat_template: str | None, fields: dict[str, Any], begins: str
+) -> None:
+    thinking, template = copy.deepcopy(tokenizer), PromptTemplate(**fields)
+    thinking.chat_template = chat_template
+    assert template.render("1", thinking).endswith(begins)
+    written = thinking("7</think>").input_ids
+    whole = template.completion_text(written, thinking)
+    assert whole == f"{begins}7</think>"
+    assert template.without_opened_thought(whole, thinking).removeprefix(template.prefill) == "7</think>"
+    thinking.chat_template = CHAT  # as in the prompts from now on
+    assert template.completion_text(written, thinking) == f"{template.prefill}7</think>"
+
+
+def test_demonstrations_and_tried_texts_do_not_open_a_thought_twice(tokenizer: PreTrainedTokenizerBase) -> None:
+    thinking = copy.deepcopy(tokenizer)
+    thinking.chat_template = THINKS
+    dialogue = Dialogue(template=PromptTemplate(), tokenizer=thinking)
+    expected = [*thinking("7</think>").input_ids, thinking.eos_token_id]
+    for text in ("<think>7</think>", "<think>\n7</think>", "7</think>"):
+        (example,) = tokenized([Demonstration("1", text)], dialogue)
+        assert example.completion == expected
+        samples = text_samples([Problem(id=0, question="1", answer="7")], [[text]], dialogue.template, thinking)
+        assert samples.rollout.completion_ids.tolist() == [expected]
