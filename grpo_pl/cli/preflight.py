@@ -24,6 +24,7 @@ from grpo_pl.files.sharded_checkpoints import read_head
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.loading import check_weights, context_length, load_model, load_tokenizer, model_config
 from grpo_pl.policy.template import Fits
+from grpo_pl.policy.text_check import check_texts
 from grpo_pl.rewards.base import Reward, correctness_index, require_correctness
 from grpo_pl.rewards.golds import check_golds, describe_bad_golds, needs_golds
 from grpo_pl.rewards.per_source import PerSource
@@ -98,6 +99,9 @@ def check_start(
         module.demonstrations.check(data.source, dialogue, in_environment=module.environment is not None)
     first = data.source.prompts(0, count=data.prompt_count)
     check_distinct(first, "the first rollout")
+    asked = first[0].asked
+    for line in check_texts(module.policy_config, module.template, tokenizer, asked, module.rewards, module.sampling):
+        say(line)
     if data.staleness > 0 or module.draws_in_parts:
         check_plain(first)
     if module.pool is not None:

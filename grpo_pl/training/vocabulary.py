@@ -16,6 +16,7 @@ from grpo_pl.data.sources import PromptSource
 from grpo_pl.environments.base import text_of
 from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.policy.text_check import check_embedding
 from grpo_pl.policy.tokenizer import (
     CHARACTERS,
     FROM_DATA,
@@ -91,10 +92,13 @@ def check_vocabulary(
     say: Callable[[str], None],
     demonstrations: DemonstrationBatches | None = None,
 ) -> None:
-    """Refuses texts with characters that a vocabulary of single characters lacks, for they would be dropped.
+    """Refuses texts with characters that a vocabulary of single characters lacks, for they would be dropped, and with
+    tokens that the model has no embedding for.
 
     Problems of a list whose ``bad_rows`` is ``drop`` are left out and counted instead.
     """
+    texts = texts_of_run(template, tokenizer, data, cold_start, demonstrations)
+    check_embedding(policy, tokenizer, ((text.place, text.text) for text in texts))
     known = known_characters(tokenizer)
     if known is None:
         return

@@ -240,9 +240,9 @@ def _changed(trained: Path, folder: Path, **changed: Any) -> dict[str, Any]:
     """A configuration that starts from ``trained`` with another tokenizer and no end token of its own."""
     tokenizer, model = AutoTokenizer.from_pretrained(trained), AutoModelForCausalLM.from_pretrained(trained)
     if "eos_token" in changed:
-        tokenizer.add_special_tokens({"eos_token": changed["eos_token"]})
+        tokenizer.eos_token = changed["eos_token"]
     tokenizer.chat_template = changed.get("chat_template")
-    model.generation_config.eos_token_id = None
+    model.generation_config.eos_token_id = model.config.eos_token_id = None
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
     return {"model__policy": {"path": str(folder)}, "model__cold_start": None}
@@ -251,7 +251,13 @@ def _changed(trained: Path, folder: Path, **changed: Any) -> dict[str, Any]:
 @pytest.mark.slow
 def test_an_end_token_that_the_model_cannot_draw(command_line: CommandLine, trained: Path, tmp_path: Path) -> None:
     _, report = _doctor(command_line, **_changed(trained, tmp_path / "endless", eos_token="<end>"))
-    assert "D12" in _codes(report)
+    assert _codes(report) == ["D00"] and "'<end>' in eos_token, has none" in report["findings"][0]["sentence"]
+
+
+@pytest.mark.slow
+def test_a_model_and_a_tokenizer_without_an_end_token(command_line: CommandLine, trained: Path, tmp_path: Path) -> None:
+    outcome, report = _doctor(command_line, **_changed(trained, tmp_path / "endless", eos_token=None))
+    assert "D12" in _codes(report) and "No end token" in outcome.err
 
 
 @pytest.mark.slow

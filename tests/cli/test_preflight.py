@@ -170,3 +170,38 @@ def test_turns_that_the_chat_template_refuses_are_one_line_of_fit_and_a_finding_
     assert outcome.status == 1, outcome.err
     (finding,) = json.loads(outcome.out)["findings"]
     assert finding["code"] == "D00" and "refuses messages of system" in finding["sentence"]
+
+
+def test_what_a_chat_template_does_is_told_by_fit_the_doctor_and_evaluate(
+    command_line: Any, tmp_path: Path, chatty: dict[str, Any]
+) -> None:
+    told = "ends a turn with '<|e|>'"
+    config = command_line.config("told", **chatty)
+    assert told in command_line.done("fit", "--config", config).err
+    assert told in command_line("doctor", "--config", config, "--rollouts=3").err
+    problems, export = tmp_path / "problems.jsonl", command_line.runs / "told" / "export"
+    problems.write_text('{"problem": "1+1=", "answer": "2"}\n')
+    asked = ["evaluate", "--data", problems, "--model", export, "--n=1", "--output", tmp_path / "answers.jsonl"]
+    assert told in command_line.done(*asked).err
+    (export / "chat_template.jinja").write_text("{{ messages[0].text + 'the question' }}")
+    outcome = command_line(*asked)
+    assert outcome.status == 1
+    (line,) = outcome.err.splitlines()
+    assert "refuses messages of user" in line
+
+
+def test_a_token_beyond_the_embedding_is_refused_with_both_sizes(
+    command_line: Any, tmp_path: Path, chatty: dict[str, Any], tokenizer: PreTrainedTokenizerBase
+) -> None:
+    larger, size = copy.deepcopy(tokenizer), len(tokenizer)
+    load_model(PolicyConfig(from_scratch=TINY_POLICY), larger).save_pretrained(tmp_path / "small")
+    larger.add_tokens(["<x>"])
+    larger.save_pretrained(tmp_path / "small")
+    changes = {**chatty, "model__policy": {"path": str(tmp_path / "small")}}
+    rows = [*_sums(12), {"question": "<x>+1=", "answer": "2"}]
+    line = _refused(command_line, **changes, data__source=_source(tmp_path, rows))
+    assert f"has {size + 1} tokens and the model's embedding {size}: token {size}, '<x>' in " in line
+    command_line.done("fit", "--config", command_line.config("larger", **changes))  # where nobody writes it
+    larger.pad_token = "<x>"
+    larger.save_pretrained(tmp_path / "small")
+    assert "'<x>' in pad_token" in _refused(command_line, **changes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -88,11 +89,16 @@ def evaluate(
         answers = evaluate_remotely(server, items, {**asked, "seed": seed}, api_key=key)
     else:
         from grpo_pl.policy.loading import choose_device
+        from grpo_pl.policy.text_check import check_texts
         from grpo_pl.policy.trained import find_model
         from serve.evaluation import evaluate_locally
+        from serve.scoring import closed_rewards
 
         trained = find_model(Path(str(model)), trust_rewards=trust_rewards)
         problems = read_problems(Path(data), limit, asks=trained.environment is None)
+        read = (trained.policy, trained.template, trained.tokenizer, problems[0].problem)
+        for line in check_texts(*read, closed_rewards(trained), trained.sampling):
+            print(line, file=sys.stderr)
         answer = evaluate_locally if trained.environment is None else evaluate_episodes
         place = choose_device(device)
         answers = answer(trained, problems, sampling, seed=seed, device=place, max_rows=max_batch_size)
