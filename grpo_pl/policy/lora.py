@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +27,8 @@ class Lora:
     alpha: float = 32.0
     """Scale of the adapters' contribution, see the formula."""
     targets: list[str] | None = None
-    """Names of the linear layers that get an adapter, such as q_proj; null takes all but the output head."""
+    """Names of the layers that get an adapter, such as q_proj; null takes all linear ones but the output head and those
+    that share their weight. An output head or embedding must not be tied to the other."""
 
     def __post_init__(self) -> None:
         if self.rank < 1 or not self.alpha > 0:
@@ -38,20 +40,33 @@ def add_adapters(model: PreTrainedModel, lora: Lora, *, seed: int) -> None:
 
     Raises:
         ImportError: peft is not installed.
-        ValueError: no layer has one of the names in ``targets``, one of them cannot have an adapter, or transformers
-            refuses the installed peft.
+        ValueError: no layer has one of the names in ``targets``, one of them cannot have an adapter or shares its
+            weight with another layer, or transformers refuses the installed peft.
     """
     try:
         from peft import LoraConfig
     except ImportError as error:
         raise ImportError("policy.lora needs the package peft: pip install 'grpo_pl[lora]'.") from error
     unfit = _unfit(model)
-    named = [name for name in unfit if name.rpartition(".")[2] in (lora.targets or ())]
+    fitting = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    named = [name for name in unfit for target in lora.targets or () if _is_named(name, target)]
     if named:
         raise ValueError(
             f"policy.lora.targets: {named[0]} of {type(model).__name__} is no plain linear layer in use: an adapter "
             "beside it would break it or do nothing. Leave it out."
         )
+    shared = _shared(model)
+    tied = next((name for name in shared for target in lora.targets or () if _is_named(name, target)), None)
+    if tied is not None:
+        raise ValueError(
+            f"policy.lora.targets: {tied} of {type(model).__name__} shares its weight with {shared[tied]}, and merged "
+            "weights could not hold an adapter of one of them alone. Leave it out, or take a model that has both "
+            "weights (tie_word_embeddings: false)."
+        )
+    if lora.targets is None:
+        head = model.get_output_embeddings()  # peft leaves it out
+        layers = ((name, model.get_submodule(name)) for name in shared)
+        unfit += [name for name, layer in layers if isinstance(layer, torch.nn.Linear) and layer is not head]
     config = LoraConfig(
         exclude_modules=unfit or None,
         r=lora.rank,
@@ -66,6 +81,28 @@ def add_adapters(model: PreTrainedModel, lora: Lora, *, seed: int) -> None:
             model.add_adapter(config)
         except ValueError as error:
             raise ValueError(f"policy.lora: {' '.join(str(error).split())}") from error
+    adapted = [name for name, _ in _adapted(model)]
+    for target in lora.targets or ():
+        # peft takes out those that stand for a part of fused experts
+        if target in config.target_modules and not any(_is_named(name, target) for name in adapted):
+            near = get_close_matches(target, {name.rpartition(".")[2] for name in fitting}, n=1)
+            raise ValueError(
+                f"policy.lora.targets: no layer of {type(model).__name__} has the name {target!r}"
+                f"{f'; did you mean {near[0]}?' if near else '.'}"
+            )
+
+
+def _is_named(name: str, target: str) -> bool:
+    """True if peft takes a layer for one that ``target`` names: by its whole name, or the last parts of it."""
+    return f".{name}".endswith(f".{target}")
+
+
+def _shared(model: PreTrainedModel) -> dict[str, str]:
+    """Names of layers whose weight another layer uses as well, each with the name of such another."""
+    owners: dict[int, list[str]] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(weight), []).append(name.rpartition(".")[0])
+    return {name: others[others[0] == name] for others in owners.values() if len(others) > 1 for name in others}
 
 
 def _unfit(model: PreTrainedModel) -> list[str]:

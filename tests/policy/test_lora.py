@@ -1,6 +1,7 @@
 """Adapters: the policy at the start, the reference with them off, merged and unmerged exports."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,67 @@ def test_a_name_that_no_layer_has_is_refused_in_one_line(tiny_policy: PreTrained
     with pytest.raises(ValueError, match=r"policy\.lora: .*nose_proj") as caught:
         add_adapters(tiny_policy, Lora(targets=["nose_proj"]), seed=0)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "targets", "shared"),
+    [
+        ({}, ["q_proj", "lm_head"], "lm_head"),
+        ({}, ["embed_tokens"], "model.embed_tokens"),
+        ({"model_type": "gpt2"}, ["c_attn", "wte"], "transformer.wte"),
+    ],
+)
+def test_a_target_whose_weight_another_layer_shares_is_refused(
+    tokenizer: PreTrainedTokenizerBase, family: dict[str, str], targets: list[str], shared: str
+) -> None:
+    sizes = {"n_embd": 32, "n_head": 2, "n_layer": 1} if family else {**SCRATCH, "num_hidden_layers": 1}
+    scratch = {**sizes, **family, "tie_word_embeddings": True}
+    with pytest.raises(ValueError, match=r"policy\.lora\.targets") as caught:
+        load_model(PolicyConfig(from_scratch={"model_type": "qwen2", **scratch}, lora=Lora(targets=targets)), tokenizer)
+    assert "\n" not in str(caught.value)
+    assert shared in str(caught.value) and "tie_word_embeddings" in str(caught.value)
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_an_untied_head_or_embedding_is_merged_into_what_it_computed(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, target: str
+) -> None:
+    scratch = {**SCRATCH, "num_hidden_layers": 1, "tie_word_embeddings": False}
+    lora = Lora(rank=2, alpha=8.0, targets=["q_proj", target])
+    model = load_model(PolicyConfig(from_scratch=scratch, lora=lora), tokenizer).eval()
+    start = _logits(model)
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in model.named_parameters():
+        if "lora_" in name:
+            weight.data = torch.randn(weight.shape, generator=generator) * 0.3
+    assert (_logits(model) - start).abs().max() > 1e-2
+    merged(model).save_pretrained(tmp_path)
+    torch.testing.assert_close(
+        _logits(AutoModelForCausalLM.from_pretrained(tmp_path).eval()), _logits(model), rtol=0, atol=1e-4
+    )
+
+
+def test_by_default_no_layer_with_a_shared_weight_gets_an_adapter(tiny_policy: PreTrainedModel) -> None:
+    first = tiny_policy.model.layers[0].self_attn
+    first.k_proj.weight = first.v_proj.weight
+    add_adapters(tiny_policy, Lora(rank=2), seed=0)
+    adapted = {name.rpartition(".")[2] for name, module in tiny_policy.named_modules() if hasattr(module, "lora_A")}
+    assert adapted == {"q_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+
+
+@pytest.mark.parametrize("targets", [["q_proj", "qproj"], ["nose_proj", "q_proj"], ["q_proj", "mlp.v_proj"]])
+def test_a_misspelt_target_beside_right_ones_is_refused(tiny_policy: PreTrainedModel, targets: list[str]) -> None:
+    wrong = next(target for target in targets if target != "q_proj")
+    with pytest.raises(ValueError, match=rf"policy\.lora\.targets: .*{re.escape(wrong)}") as caught:
+        add_adapters(tiny_policy, Lora(targets=targets), seed=0)
+    assert "\n" not in str(caught.value)
+
+
+def test_targets_may_name_experts_as_their_checkpoints_do(tokenizer: PreTrainedTokenizerBase) -> None:
+    scratch = {**SCRATCH, "model_type": "mixtral", **FAMILIES["mixtral"]}
+    load_model(PolicyConfig(from_scratch=scratch, lora=Lora(rank=2, targets=["q_proj", "w1", "w3"])), tokenizer)
+    with pytest.raises(ValueError, match="gate_up_proj"):  # the name of no layer
+        load_model(PolicyConfig(from_scratch=scratch, lora=Lora(targets=["q_proj", "gate_up_proj"])), tokenizer)
 
 
 def test_the_reference_is_the_policy_with_its_adapters_off(adapted: PreTrainedModel) -> None:
