@@ -185,12 +185,13 @@ def load_model(
 
 
 def switch_dropout_off(model: torch.nn.Module) -> None:
-    """Sets every dropout of a model to zero, so that training and evaluation mode compute the same."""
+    """Sets every dropout of a model to zero, in modules and in functions that take their rate from a module, so that
+    training and evaluation mode compute the same; see also `grpo_pl.policy.dropout`."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-        for name in ("attention_dropout", "dropout_p"):
-            if isinstance(getattr(module, name, None), float):
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
                 setattr(module, name, 0.0)
 
 

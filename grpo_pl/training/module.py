@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from grpo_pl.data.datamodule import RolloutDataModule
@@ -21,6 +21,7 @@ from grpo_pl.evaluation.held_out import Validation
 from grpo_pl.files.checkpoints import policy_weights
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.dialogue import Dialogue
+from grpo_pl.policy.dropout import switch_noise_off
 from grpo_pl.policy.loading import PolicyConfig, load_tokenizer
 from grpo_pl.policy.privileged import PrivilegedText
 from grpo_pl.policy.teacher import TeacherConfig
@@ -214,6 +215,12 @@ class GRPOModule(PolicyModule):
         elif sharding and not is_sharded(self.policy):
             raise ValueError("FSDP2 cannot shard a policy that is loaded already: give its checkpoint as ckpt_path.")
         policy, training = self.require_policy(), self.trainer.training
+        if training and sharding is None:
+            switch_noise_off(policy)
+        elif training:
+            rank_zero_info(
+                "Weights are sharded: nobody tried whether training mode adds noise to what the policy computes."
+            )
         if training and checks.is_untested(self.trainer.strategy):
             self._strategy_check = StrategyCheck.of(policy, self.trainer.strategy, self.algorithm)
         if self.activation_checkpointing:

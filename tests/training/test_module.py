@@ -22,6 +22,7 @@ from grpo_pl.rollout.native.decoder_choice import SWITCH
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.update import PolicyUpdate
+from tests.conftest import TINY_POLICY
 from tests.training.runs import ReadMetrics, resumed, steps_of
 
 SHORT: dict[str, Any] = {"model__cold_start": None, "model__sampling": {"max_completion_length": 8}}
@@ -112,6 +113,14 @@ def test_the_engine_hears_of_new_weights_once_after_each_rollout(command_line: A
     ] == sys.modules["user_parts"].EVENTS
     rows = _held_out(read_metrics(metrics))
     assert len(rows) == 3 and all("val/greedy" not in row for row in rows)
+
+
+def test_a_policy_that_is_noisy_in_training_mode_alone_is_refused(command_line: Any) -> None:
+    scratch = {**TINY_POLICY, "model_type": "phimoe", "num_local_experts": 4, "router_jitter_noise": 0.1}
+    outcome = command_line(
+        "fit", "--config", command_line.config("noisy", model__policy={"from_scratch": scratch}, **SHORT)
+    )
+    assert outcome.status == 1 and "mlp.router (PhimoeTopKRouter)" in outcome.err.splitlines()[-1]
 
 
 def test_what_has_no_value_in_a_step_is_left_empty(command_line: Any, read_metrics: ReadMetrics) -> None:
