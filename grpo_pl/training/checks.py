@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from lightning.pytorch.callbacks.finetuning import BaseFinetuning
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from grpo_pl.config.suggestions import NAMES, nearest
 from grpo_pl.data.datamodule import RolloutDataModule
@@ -42,6 +44,7 @@ from grpo_pl.rewards.environment import EnvironmentReward
 from grpo_pl.rollout.copy_engine import CopyEngine
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.training.frozen_models import check_teachers
+from grpo_pl.training.optimization import Optimization
 from grpo_pl.training.policy_module import PolicyModule
 from grpo_pl.types import SamplingParams
 
@@ -180,6 +183,7 @@ def check_strategy_fits(module: Any, staleness: int) -> None:
         "model.teacher": algorithm.needs_teacher,
         "model.privileged": module.privileged is not None,
         "model.demonstrations": module.demonstrations is not None,
+        "configure_optimizers of a subclass": module.has_own_optimizer,
         "model.algorithm.dynamic_sampling": algorithm.dynamic_sampling,
         "model.algorithm.baseline: greedy": algorithm.needs_greedy_baseline,
         "model.algorithm.supervision": algorithm.needs_step_rewards or algorithm.needs_turns,
@@ -188,6 +192,43 @@ def check_strategy_fits(module: Any, staleness: int) -> None:
         if there:
             field = "model.strategy_checked" if split == 1 else "trainer.strategy.tensor_parallel_size"
             raise ValueError(f"{field} does not go with {name}: leave one of the two out.")
+
+
+def check_optimization(module: Any) -> None:
+    """Refuses fields of ``optimization`` that set nothing beside the module's own `configure_optimizers`."""
+    clips = ("max_grad_norm", "max_skipped_updates")
+    set_here = [
+        field.name
+        for field in fields(Optimization)
+        if field.name not in clips and getattr(module.optimization, field.name) != field.default
+    ]
+    if module.has_own_optimizer and set_here:
+        raise ValueError(
+            f"model.optimization has {', '.join(set_here)}, and {type(module).__name__} its own configure_optimizers, "
+            f"which is used as it is: set these there, and here {' and '.join(clips)} alone."
+        )
+
+
+def check_optimizers(module: Any) -> None:
+    """Refuses what `configure_optimizers` returned unless it is one optimiser that updates weights of the policy, with
+    schedulers that count rollouts."""
+    name, trainer = f"configure_optimizers of {type(module).__name__}", module.trainer
+    if len(trainer.optimizers) != 1:
+        raise ValueError(
+            f"{name} returns {len(trainer.optimizers)} optimisers, and one updates the policy: return one, in which "
+            "weights with other settings are a group."
+        )
+    updated = {id(weight) for group in trainer.optimizers[0].param_groups for weight in group["params"]}
+    if not any(id(weight) in updated for weight in module.require_policy().parameters()):
+        raise ValueError(
+            f"{name} returns no optimiser that updates a weight of the policy: give it parameters of self.policy."
+        )
+    for config in trainer.lr_scheduler_configs:
+        if isinstance(config.scheduler, ReduceLROnPlateau):
+            raise ValueError(
+                f"{name} returns ReduceLROnPlateau, which waits for a metric, and schedulers take a step after each "
+                "rollout: take one that counts, such as LambdaLR."
+            )
 
 
 def check_extras(extras: Iterable[object]) -> None:

@@ -186,8 +186,8 @@ def run_facts(
     )
 
 
-def unset_fields(optimization: Optimization, cold_start: ColdStart | None, data: RolloutDataModule) -> list[str]:
-    """Dotted names of the fields of a run that are to be derived: those that are null."""
+def unset_fields(optimization: Optimization | None, cold_start: ColdStart | None, data: RolloutDataModule) -> list[str]:
+    """Dotted names of the fields of a run that are to be derived: those that are null, of parts that are used."""
     parts: dict[str, Any] = {"model.optimization": optimization, "model.cold_start": cold_start, "data": data}
     return [
         f"{place}.{name}"

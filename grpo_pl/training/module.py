@@ -74,7 +74,8 @@ class GRPOModule(PolicyModule):
         engine: what draws completions; null takes the native engine.
         sampling: length, temperature and ends of training completions.
         partial_rollouts: draws long completions over several steps; null draws every one to its end.
-        optimization: AdamW, learning-rate schedule, clipping.
+        optimization: AdamW, learning-rate schedule, clipping; a subclass's own `configure_optimizers` leaves it the
+            clipping.
         validation: how held-out problems are answered.
         cold_start: supervised fine-tuning before RL, made once and cached; null starts from the policy as it is.
         max_tokens_per_microbatch: most tokens per forward and backward pass, a group's prompt counted once; null finds
@@ -167,7 +168,7 @@ class GRPOModule(PolicyModule):
 
     def derive_defaults(self, data: RolloutDataModule) -> list[Derived]:
         """Derives the fields that are null from what is known before the start; says which, and from what."""
-        unset = unset_fields(self.optimization, self.cold_start, data)
+        unset = unset_fields(None if self.has_own_optimizer else self.optimization, self.cold_start, data)
         if not unset:
             return []
         group_size, longest = self.algorithm.group_size, self.sampling.max_completion_length
@@ -185,6 +186,7 @@ class GRPOModule(PolicyModule):
         """Makes the cold start where it is missing, as a download would; runs in one process a node."""
         checks.check_trainer(self.trainer, strategy_checked=self.strategy_checked)  # before minutes are spent
         if self.trainer.training:
+            checks.check_optimization(self)
             checks.check_strategy_fits(self, self._data.staleness)
         checks.check_monitors(self.trainer.callbacks, self.validation, self.rewards, self._data)  # type: ignore[attr-defined]
         self.derive_defaults(self._data)
@@ -242,7 +244,19 @@ class GRPOModule(PolicyModule):
         elif self.algorithm.needs_teacher:
             check_for_data(self.teacher_configs, data, load_tokenizer(self.policy_config), self.template)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    @property
+    def has_own_optimizer(self) -> bool:
+        """True if a subclass, or a LightningCLI, has put its own in place of `configure_optimizers`."""
+        return getattr(self.configure_optimizers, "__func__", None) is not GRPOModule.configure_optimizers
+
+    def configure_optimizers(self) -> Any:
+        """AdamW of ``optimization``. A subclass may return another optimiser, with groups and schedulers: it is used as
+        it is, each scheduler takes a step after each rollout, and ``optimization`` only clips."""
+        if self.has_own_optimizer:
+            raise ValueError(
+                f"configure_optimizers of {type(self).__name__} asks GRPOModule's for an optimiser, whose rate "
+                "model.optimization would set anew at each rollout: make it there, as torch.optim.AdamW(…)."
+            )
         return self.optimization.build(self.require_policy().parameters())
 
     def prepare_staleness(self, staleness: int) -> None:
@@ -261,6 +275,7 @@ class GRPOModule(PolicyModule):
         return self._partial is not None
 
     def on_fit_start(self) -> None:
+        checks.check_optimizers(self)
         self._choose_decoder()
         if self._data.staleness > 0:
             self._prefetched = PrefetchedRollouts(
@@ -314,7 +329,7 @@ class GRPOModule(PolicyModule):
             result,
             self.collective,
             more=self._further_metrics(experience),
-            lr=self.optimization.lr_at(batch.step, self._data.steps),
+            lr=float(cast(torch.optim.Optimizer, self.optimizers()).param_groups[0]["lr"]),
             step_seconds=seconds["step"],
         )
         self.log_dict(metrics, on_step=True, on_epoch=False, logger=False, batch_size=len(experience.keep))
@@ -322,6 +337,9 @@ class GRPOModule(PolicyModule):
             logger.log_metrics(metrics, step=batch.step + 1)
         self._step_log.check_divergence(result.taken, self.optimization.max_skipped_updates)
         # the rollout is used up
+        for own in self.trainer.lr_scheduler_configs:
+            if (batch.step + 1) % own.frequency == 0:
+                self.lr_scheduler_step(own.scheduler, None)
         if self._prefetched is not None:
             self._prefetched.done(batch.step)
         if self._partial is not None:
@@ -370,7 +388,8 @@ class GRPOModule(PolicyModule):
     def update(self, experience: Experience) -> UpdateResult:
         """Advantage → loss → update."""
         optimizer = cast(torch.optim.Optimizer, self.optimizers())
-        self.optimization.configure(optimizer, rollout=experience.samples.step, total=self._data.steps)
+        if not self.has_own_optimizer:
+            self.optimization.configure(optimizer, rollout=experience.samples.step, total=self._data.steps)
         result = self._policy_update(experience.samples.step).run(
             self.require_policy(), optimizer, experience, self._backward
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -91,7 +92,7 @@ class PolicyUpdate:
                 share = torch.tensor([shown.share, 1.0], dtype=torch.float64, device=experience.keep.device)
                 sums = _added(sums, {"demonstration/share": (share[0], share[1])})
                 shown = shown if shown.share > 0.0 else None
-            accumulate = partial(self._accumulate, policy, optimizer, experience, rows, backward, report, shown)
+            accumulate = partial(self._accumulate, policy, experience, rows, backward, report, shown)
             with stopwatch(seconds, "backward"):
                 found = self.budget.within_memory(accumulate, experience.rollout, self.collective)
             if found is None:
@@ -99,13 +100,14 @@ class PolicyUpdate:
             loss, more = found
             sums = _added(sums, more)
             with stopwatch(seconds, "optimizer"):
-                norm = self.optimization.clip_gradients(policy.parameters())
+                updated = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+                norm = self.optimization.clip_gradients(updated)
                 losses.append(float(loss))
                 norms.append(float(norm))
                 taken.append(bool(torch.isfinite(norm) and torch.isfinite(loss)))
                 if taken[-1]:
                     optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        policy.zero_grad(set_to_none=True)
         self.report("update", steps, steps)
         return UpdateResult(sums=sums, losses=losses, grad_norms=norms, taken=taken, seconds=seconds)
 
@@ -124,7 +126,6 @@ class PolicyUpdate:
     def _accumulate(
         self,
         policy: PreTrainedModel,
-        optimizer: torch.optim.Optimizer,
         experience: Experience,
         rows: Tensor,
         backward: Backward,
@@ -133,7 +134,7 @@ class PolicyUpdate:
     ) -> tuple[Tensor, Sums] | None:
         """Gradients of one optimiser step, from the start; its loss over all ranks and the metrics of this rank, or
         None if nothing carries a gradient."""
-        optimizer.zero_grad(set_to_none=True)
+        policy.zero_grad(set_to_none=True)  # also of weights that an optimiser leaves out
         device = experience.keep.device
         rows = rows.to(device)
         sequences, tokens = experience.statistics.totals(experience.lengths, rows)
