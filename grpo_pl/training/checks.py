@@ -154,13 +154,22 @@ def is_untested(strategy: Strategy | str) -> bool:
 
 
 def check_strategy(strategy: Strategy | str, *, checked: bool = False) -> None:
-    """Refuses a strategy that is untested, unless the run holds it to one process."""
+    """Refuses a strategy that is untested, unless the run holds it to one process, and one whose processes take the
+    trained policy with them when they end."""
+    name = strategy if isinstance(strategy, str) else type(strategy).__name__
+    started_by = name.split("_") if isinstance(strategy, str) else [getattr(strategy, "_start_method", "")]
+    if not {"spawn", "forkserver"}.isdisjoint(started_by):
+        raise ValueError(
+            f"trainer.strategy is {name}, whose processes are spawned and end with what they trained: set ddp in a "
+            "script, or ddp_notebook in a notebook."
+        )
+    if isinstance(strategy, str) and not {"fork", "notebook"}.isdisjoint(started_by):
+        raise ValueError(f"trainer.strategy is {name}, which is for notebooks: set ddp on the command line.")
     if is_untested(strategy) and not checked:
         raise ValueError(
-            f"trainer.strategy is {strategy if isinstance(strategy, str) else type(strategy).__name__}, with which "
-            "nobody has checked what is trained: leave it out, or set ddp, grpo_pl.distributed.strategy.FSDP2Strategy "
-            "(configs/strategy/fsdp.yaml), or a subclass of one; model.strategy_checked: true holds its first rollout "
-            "to one process."
+            f"trainer.strategy is {name}, with which nobody has checked what is trained: leave it out, or set ddp, "
+            "grpo_pl.distributed.strategy.FSDP2Strategy (configs/strategy/fsdp.yaml), or a subclass of one; "
+            "model.strategy_checked: true holds its first rollout to one process."
         )
 
 

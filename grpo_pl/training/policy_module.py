@@ -3,10 +3,11 @@ held-out problems. Not for use alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from multiprocessing.context import get_spawning_popen
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -38,6 +39,7 @@ from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.cold_start import ColdStart, Stage
 from grpo_pl.training.collect import Collector, DrawRequest, trainer_state
 from grpo_pl.training.demonstrated import DemonstrationBatches
+from grpo_pl.training.forked_fit import send_results, take_results
 from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.metrics import logged_means
 from grpo_pl.training.vocabulary import with_collected_characters
@@ -130,6 +132,7 @@ class PolicyModule(LightningModule):
 
     def teardown(self, stage: str) -> None:
         """Ends what draws and plays, however a fit or validation ends."""
+        send_results(self)
         self.engine.close()
         if self.pool is not None:
             self.pool.close()
@@ -323,6 +326,19 @@ class PolicyModule(LightningModule):
         self.decoder = checkpoint.get("decoder", TORCH)  # before there was a kernel, torch drew
         if getattr(self.engine, "decoder", None) is not None:  # of a sharded one, read after the start of a fit
             self._choose_decoder()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As of every module; after a fit in forked processes (``ddp_notebook``) also the policy itself, which this
+        process has not loaded."""
+        return super().load_state_dict(take_results(self, state_dict), strict, assign)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if get_spawning_popen() is not None:
+            raise ValueError(
+                f"{type(self).__name__} goes to a process that is spawned, as by trainer.strategy ddp_spawn, and what "
+                "is trained there ends with it: set ddp in a script, or ddp_notebook in a notebook."
+            )
+        return dict(super().__getstate__())
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]  # Lightning's reads open files as well

@@ -125,6 +125,18 @@ def test_layers_that_cannot_be_split_are_refused_by_name() -> None:
             FSDP2Strategy(**options)  # type: ignore[arg-type]
 
 
+def test_processes_that_end_with_what_they_trained_are_refused() -> None:
+    spawned = [DDPStrategy(start_method="spawn"), DDPStrategy(start_method="forkserver")]
+    for strategy in ("ddp_spawn", "ddp_spawn_find_unused_parameters_true", *spawned):
+        with pytest.raises(ValueError, match=r"^trainer\.strategy is .* and end with what they trained: set ddp "):
+            check_strategy(strategy, checked=True)
+    for name in ("ddp_notebook", "ddp_notebook_find_unused_parameters_false"):  # names come from the command line
+        with pytest.raises(ValueError, match=rf"^trainer\.strategy is {name}, which is for notebooks: set ddp"):
+            check_strategy(name)
+    check_strategy(DDPStrategy(start_method="fork"))
+    check_strategy("ddp_find_unused_parameters_true")
+
+
 def test_another_strategy_is_refused_in_one_line_before_the_cold_start(fresh_command_line: Any) -> None:
     line = r"trainer\.strategy is ModelParallelStrategy, with which nobody .*fsdp\.yaml"
     with pytest.raises(ValueError, match=f"^{line}"):

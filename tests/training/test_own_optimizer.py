@@ -51,7 +51,7 @@ class Groups(GRPOModule):
         return [optimizer], [LambdaLR(optimizer, [lambda step: 0.5**step, lambda step: 1.0])]
 
 
-def _module(kind: type[GRPOModule] = GRPOModule, **optimization: Any) -> GRPOModule:
+def tiny_module(kind: type[GRPOModule] = GRPOModule, **optimization: Any) -> GRPOModule:
     return kind(
         policy=PolicyConfig(from_scratch={"model_type": "qwen2", **SHAPE}),
         rewards=[Digits()],
@@ -75,10 +75,10 @@ def _weights(module: GRPOModule) -> dict[str, torch.Tensor]:
 
 def test_each_group_moves_at_its_own_rate_and_the_scheduler_sets_it() -> None:
     halved = type("Halved", (Groups,), {"rates": (0.5, 0.25)})
-    module, other = _module(Groups), _module(halved)
+    module, other = tiny_module(Groups), tiny_module(halved)
     trainer = _fit(module, 1)
     _fit(other, 1)
-    before = _module()
+    before = tiny_module()
     before.trainer = trainer
     before.configure_model()
     start, ours, theirs = _weights(before), _weights(module), _weights(other)
@@ -93,7 +93,7 @@ def test_each_group_moves_at_its_own_rate_and_the_scheduler_sets_it() -> None:
 def test_the_norm_is_that_of_the_weights_which_are_updated() -> None:
     """The gradients of other weights neither pile up nor count when gradients are clipped."""
     first = type("Still", (Groups,), {"rates": (0.0, 0.0)})  # so the gradients are of the same weights each time
-    trainer = _fit(_module(first, max_grad_norm=1e-3), 3)
+    trainer = _fit(tiny_module(first, max_grad_norm=1e-3), 3)
     module: Any = trainer.lightning_module
     updated = [weight for group in trainer.optimizers[0].param_groups for weight in group["params"]]
     assert all(weight.grad is None for weight in module.policy.parameters())
@@ -102,7 +102,7 @@ def test_the_norm_is_that_of_the_weights_which_are_updated() -> None:
 
 
 def test_a_resumed_run_goes_on_with_the_state_of_optimiser_and_scheduler(tmp_path: Path) -> None:
-    whole, rest, saved = _module(Groups), _module(Groups), RolloutCheckpoint(every_n_rollouts=1, keep=9)
+    whole, rest, saved = tiny_module(Groups), tiny_module(Groups), RolloutCheckpoint(every_n_rollouts=1, keep=9)
     saved.folder = tmp_path
     _fit(whole, 3, callbacks=[saved], enable_checkpointing=True)
     trainer = _fit(rest, 3, from_file=checkpoint_path(tmp_path, 1))
@@ -119,13 +119,13 @@ def test_one_scheduler_may_step_every_other_rollout() -> None:
                 "lr_scheduler": {"scheduler": StepLR(optimizer, 1, gamma=0.1), "frequency": 2},
             }
 
-    (optimizer,) = _fit(_module(Slow), 3).optimizers
+    (optimizer,) = _fit(tiny_module(Slow), 3).optimizers
     assert type(optimizer) is torch.optim.Adagrad and optimizer.param_groups[0]["lr"] == pytest.approx(1e-4)
 
 
 def test_an_optimiser_that_is_set_on_the_module_itself_is_used() -> None:
     """As Lightning's own command line does with ``--optimizer``."""
-    module = _module()
+    module = tiny_module()
     module.configure_optimizers = MethodType(  # type: ignore[method-assign]
         lambda self: torch.optim.SGD(self.policy.parameters(), lr=0.125), module
     )
@@ -159,4 +159,4 @@ def test_what_would_train_otherwise_is_refused_in_one_line(
 ) -> None:
     own = type("Own", (GRPOModule,), {"configure_optimizers": returned})
     with pytest.raises(ValueError, match=f"{line}[^\n]*$"):
-        _fit(_module(own, **optimization), 1)
+        _fit(tiny_module(own, **optimization), 1)
