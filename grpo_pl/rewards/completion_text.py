@@ -7,6 +7,7 @@ import unicodedata
 from itertools import accumulate
 
 BOX = re.compile(r"\\boxed\s*\{")
+_STARTS_WITH_BOX = re.compile(rf"\s*{BOX.pattern}")
 BRACES = re.compile(r"\\[\\{}]|[{}]")
 """Braces, and what a backslash escapes of them."""
 _UNSEEN = re.compile(
@@ -29,25 +30,23 @@ def last_boxed(text: str) -> str | None:
     ``None`` if there is no box, or if the last one is not closed: a cut-off box is no answer, and an earlier box is not
     the final answer. If a box holds another box and nothing else, the content of the inner one is returned.
     """
-    starts = {match.end() for match in BOX.finditer(text)}
-    if not starts:
+    boxes = [match.end() for match in BOX.finditer(text)]
+    if not boxes:
         return None
-    last = max(starts)
     opened: list[int] = []
-    found = None
-    for brace in BRACES.finditer(text, min(starts) - 1):
+    ends: dict[int, int] = {}  # of what stands between two braces: start -> end
+    for brace in BRACES.finditer(text, boxes[0] - 1):
         if brace.group() == "{":
-            opened.append(brace.end() if brace.end() in starts else -1)
+            opened.append(brace.end())
         elif brace.group() == "}" and opened:
-            start = opened.pop()
-            if 0 <= start <= last:
-                found = text[start : brace.start()] if last < brace.end() else found
-    while found is not None and (match := BOX.match(found.strip())):
-        inner = found.strip()[match.end() : -1]
-        if not (found.rstrip().endswith("}") and has_balanced_braces(inner)):
-            break
-        found = inner
-    return found
+            ends[opened.pop()] = brace.start()
+    start = next((start for start in boxes if ends.get(start, -1) >= boxes[-1]), None)
+    if start is None:
+        return None
+    end = ends[start]
+    while (inner := _STARTS_WITH_BOX.match(text, start, end)) and not text[ends[inner.end()] + 1 : end].strip():
+        start, end = inner.end(), ends[inner.end()]
+    return text[start:end]
 
 
 def has_balanced_braces(text: str) -> bool:
