@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from serve.errors import ApiError
@@ -89,11 +89,12 @@ class AdmissionQueue:
         """Removes a request, which gives back its slots."""
         if claim in self._claims:
             del self._claims[claim]
-            self.release(claim, claim.has)
+            self.release({claim: claim.has})
 
-    def release(self, claim: Claim, count: int) -> None:
-        """Takes slots that a request has and does not need any more."""
-        self._move(claim, -count)
+    def release(self, counts: Mapping[Claim, int]) -> None:
+        """Takes slots that requests have and do not need any more, all of them before others get any."""
+        for claim, count in counts.items():
+            self._move(claim, -count)
         self._balance()
 
     def want(self, claim: Claim, count: int) -> None:

@@ -215,6 +215,10 @@ class GenerateWorker(WorkerTask):
         except ValueError as error:
             self._fail(uid, str(error))
             return
+        except Exception:  # as in decoding: this request is lost, the server goes on
+            log.exception("a prompt could not join the batch; its request is answered with 500")
+            self._fail(uid, "the prompt could not be read; the server's log has the details.")
+            return
         request = _Request(uid, job, masks)
         self._owners |= {sequence: (request, i) for sequence, i in zip(sequences, job.indices, strict=True)}
         self._front.send(Started(uid, job.stay, job.indices, sequences))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -217,17 +217,21 @@ class Generator(WorkerClient):
         if call.uid in self.calls and (unfinished := indices & call.left):
             self._send(call.uid, Cancel(frozenset(unfinished)))
             self._disown([call.sequences[i] for i in unfinished if i in call.sequences])
-            self._finish(call, unfinished)
+            self._finish({call: unfinished})
 
-    def _finish(self, call: GenerateCall, indices: Iterable[int]) -> None:
-        """Gives back the slots of completions that are finished, and ends the call after the last one."""
-        held = sum([call.finish(i) for i in indices])
-        if not call.left:
-            self._forget(call)
-            call.end()
-        else:
+    def _finish(self, finished: Mapping[GenerateCall, Iterable[int]]) -> None:
+        """Gives back the slots of completions that are finished, and ends the calls that have no others.
+
+        All are marked before any slot is given away: one that has ended could be preempted otherwise, and come back.
+        """
+        held = {call.claim: sum([call.finish(i) for i in indices]) for call, indices in finished.items()}
+        for call in finished:
             call.claim.wants = 0 if call.on_read is not None else len(call.idle)
-            self.slots.release(call.claim, held)
+        self.slots.release(held)
+        for call in finished:
+            if not call.left:
+                self._forget(call)
+                call.end()
 
     def _pause(self, call: GenerateCall) -> None:
         """Takes a stream out of the batch until its reader has read."""
@@ -235,7 +239,7 @@ class Generator(WorkerClient):
         self._disown(call.preempt(claim.has))
         call.on_read = lambda: self.slots.want(claim, len(call.idle))
         claim.wants = 0
-        self.slots.release(claim, claim.has)
+        self.slots.release({claim: claim.has})
 
     def _disown(self, sequences: Iterable[int]) -> None:
         for sequence in sequences:
@@ -280,8 +284,7 @@ class Generator(WorkerClient):
                     self._unread.add(call)
                 else:
                     call.wake()
-        for call, indices in finished.items():
-            self._finish(call, indices)
+        self._finish(finished)
         for call in behind:
             if call.uid in self.calls:
                 self._pause(call)

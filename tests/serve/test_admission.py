@@ -45,7 +45,7 @@ async def test_one_alone_gets_all_and_makes_way_for_those_who_come() -> None:
     assert _held(large, small, other, third) == [6, 1, 5, 4]
     queue.leave(small.claim)
     assert _held(large, other, third) == [6, 5, 5]  # who has fewest
-    queue.release(other.claim, 5)
+    queue.release({other.claim: 5})
     assert _held(large, other, third) == [6, 5, 5]
     queue.leave(other.claim)
     queue.leave(third.claim)
@@ -119,7 +119,7 @@ async def test_too_many_in_line_are_refused_and_those_who_began_go_on_at_the_end
         _entered(queue, 1)
     queue.leave(running[1].claim)
     assert _held(running[0]) == [2]
-    queue.release(running[0].claim, 1)
+    queue.release({running[0].claim: 1})
     assert (running[0].given, running[0].claim.wants) == ([2, 1, 1], 0)
 
 

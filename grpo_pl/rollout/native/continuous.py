@@ -126,7 +126,7 @@ class ContinuousBatch:
             raise ValueError(f"max_rows must be at least 1, got {max_rows}.")
         self.max_rows = max_rows
         self._eos, self._stops = frozenset(eos_token_ids), stops
-        self._device = model.device
+        self._device, self._vocabulary = model.device, model.get_input_embeddings().num_embeddings
         self._decoder: KernelSlots | LlamaFamilySlots | ForwardSlots
         if decoder == TORCH:
             self._decoder = slot_decoder(model, rows=max_rows)
@@ -161,10 +161,13 @@ class ContinuousBatch:
                 them, as if they had never left.
 
         Raises:
-            ValueError: an empty prompt, or more sequences than the batch has room for.
+            ValueError: an empty prompt, a token that the policy does not have, more sequences than the batch has room
+                for, or ``drawn`` that end a sequence. In a step any of them would fail the whole batch.
         """
         if not prompt_ids:
             raise ValueError("a prompt has no tokens: the policy needs at least one to start from.")
+        if (wrong := next((i for i in (*prompt_ids, *drawn) if not 0 <= i < self._vocabulary), None)) is not None:
+            raise ValueError(f"a prompt has the token {wrong}, and the policy's vocabulary {self._vocabulary} tokens.")
         if len(self) + len(keys) > self.max_rows:
             raise ValueError(f"{len(keys)} sequences do not fit: {len(self)} of {self.max_rows} places are taken.")
         ends = frozenset(options.stop_token_ids) | (frozenset() if options.ignore_eos else self._eos)
@@ -182,8 +185,8 @@ class ContinuousBatch:
             for row in rows:
                 row.text = TextStream(stops.tokenizer, stops.texts, prefix=stops.prefix, min_tokens=least)
         for row in rows:
-            for token in drawn:
-                _advance(row, token)
+            if any([_advance(row, token) for token in drawn]):
+                raise ValueError(f"these {len(drawn)} tokens end a completion: nothing is left to draw.")
         self._joining.append(_Joining(prompt_ids, list(drawn), rows))
         return [row.sequence for row in rows]
 

@@ -253,3 +253,18 @@ def test_more_sequences_than_places_are_refused(decoder: str) -> None:
         batch.add([3], [3, 4], options)
     with pytest.raises(ValueError, match="no tokens"):
         batch.add([], [3], options)
+
+
+def test_what_cannot_go_on_is_refused_when_it_joins_and_the_batch_goes_on(decoder: str) -> None:
+    model = build_model("qwen2")
+    run = Collector(ContinuousBatch(model, eos_token_ids=EOS, decoder=decoder, max_rows=4))
+    options, size = SequenceOptions(sampling=SamplingParams(max_completion_length=6)), model.config.vocab_size
+    (sequence,) = run.batch.add([3, 4], [7], SequenceOptions(sampling=options.sampling, ignore_eos=True))
+    run.step(2)
+    for prompt, drawn in (([3, size], ()), ([-1], ()), ([3], (4, size)), ([3], (4, EOS[1])), ([3], (4,) * 6)):
+        with pytest.raises(ValueError, match=r"vocabulary|nothing is left to draw"):
+            run.batch.add(prompt, [8], options, drawn=drawn)
+    assert len(run.batch) == 1
+    (other,) = run.batch.add([3], [9], options, drawn=(4,) * 5)
+    run.drain()
+    assert (len(run.tokens(sequence)), len(run.tokens(other))) == (6, 1)
