@@ -16,6 +16,7 @@ from grpo_pl.config.suggestions import NAMES, nearest
 from grpo_pl.data.datamodule import RolloutDataModule, check_distinct
 from grpo_pl.data.overlap import find_overlaps, refuse_repeats
 from grpo_pl.data.sources import PromptSource
+from grpo_pl.distributed.strategy import check_strategy
 from grpo_pl.environments.base import Environment
 from grpo_pl.evaluation.held_out import HeldOutMetrics
 from grpo_pl.files.cache import cache_root
@@ -29,7 +30,7 @@ from grpo_pl.rewards.base import Reward, correctness_index, require_correctness
 from grpo_pl.rewards.golds import check_golds, describe_bad_golds, needs_golds
 from grpo_pl.rewards.per_source import PerSource
 from grpo_pl.tools.doctor.problems import demonstrated_problems
-from grpo_pl.training.checks import check_extras, check_length, check_precision, check_strategy
+from grpo_pl.training.checks import check_extras, check_length, check_precision
 from grpo_pl.training.cold_start import ColdStart, code_hashes
 from grpo_pl.training.defaults import table
 from grpo_pl.training.module import GRPOModule
@@ -159,7 +160,7 @@ def check_shown(module: GRPOModule, data: RolloutDataModule) -> None:
             )
 
 
-def check_trainer(settings: Any, *, strategy_checked: bool = False) -> None:
+def check_trainer(settings: Any) -> None:
     """Refuses settings of Lightning's Trainer for which a run has fields of its own."""
     ours = {
         "accumulate_grad_batches": (1, NAMES["accumulate_grad_batches"]),
@@ -171,7 +172,7 @@ def check_trainer(settings: Any, *, strategy_checked: bool = False) -> None:
             raise ValueError(f"trainer.{name} is {value}, but a step of ours is no batch of Lightning's: set {field}.")
     if settings["barebones"]:
         raise ValueError("trainer.barebones would leave out all that a run consists of: grpo-pl plan measures a step.")
-    check_lightning(settings, strategy_checked=strategy_checked)
+    check_lightning(settings)
     interval = settings["val_check_interval"]
     if isinstance(interval, int | float) and not (interval >= 1 and math.isfinite(interval)):
         raise ValueError(
@@ -180,11 +181,11 @@ def check_trainer(settings: Any, *, strategy_checked: bool = False) -> None:
         )
 
 
-def check_lightning(settings: Any, *, strategy_checked: bool = False) -> None:
+def check_lightning(settings: Any) -> None:
     """Refuses settings of Lightning's Trainer that no run can have."""
     check_length(settings["max_epochs"], settings["max_steps"])
     check_precision(str(settings["precision"]))
-    check_strategy(settings["strategy"], checked=strategy_checked)  # before Lightning, which names no other
+    check_strategy(settings["strategy"])  # before Lightning, which names no other
     check_extras([*as_list(settings["callbacks"]), *as_list(settings["plugins"])])
 
 

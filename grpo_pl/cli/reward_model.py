@@ -18,7 +18,7 @@ from grpo_pl.cli.run_folder import as_list, follow_launcher
 from grpo_pl.cli.trainer import RunCLI
 from grpo_pl.config.objects import read_arguments
 from grpo_pl.distributed.strategy import is_first_process
-from grpo_pl.training.reward_model import PreferenceData, RewardModelModule, check_not_split
+from grpo_pl.training.reward_model import PreferenceData, RewardModelModule
 
 
 def trains_reward_model(args: Sequence[str]) -> bool:
@@ -47,7 +47,6 @@ class RewardModelCLI(RunCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         trainer = self._built.trainer
         check_lightning(trainer)
-        check_not_split(trainer["strategy"])
         self.model.check(self.datamodule)
         config = self._resolved_config()
         self.folder = self._claim_folder(config, self._built.checkpoint)

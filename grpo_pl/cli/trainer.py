@@ -241,7 +241,7 @@ class GRPOCLI(RunCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         trainer = self._built.trainer
-        check_trainer(trainer, strategy_checked=self.model.strategy_checked)
+        check_trainer(trainer)
         if trainer["fast_dev_run"] is True:
             trainer["fast_dev_run"] = 2  # rollouts: the second is drawn from weights of an update
         derived = self._resolve()
@@ -269,9 +269,8 @@ class GRPOCLI(RunCLI):
         except TypeError as error:  # what Lightning raises for a value such as devices: x
             raise ValueError(f"trainer: {error}") from error
         if self.subcommand == "fit":
-            split = getattr(built.strategy, "tensor_parallel_size", 1)  # processes with the same prompts
             processes = built.num_devices * built.num_nodes
-            check_shares(self.datamodule.prompt_count, max(1, processes // split))  # before the cold start
+            check_shares(self.datamodule.prompt_count, processes)  # before the cold start
         for logger in self._others:
             logger.log_hyperparams(read_settings(self._resolved_config()))
         if derived:

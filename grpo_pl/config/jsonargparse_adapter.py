@@ -29,6 +29,7 @@ from jsonargparse import (
 from yaml import YAMLError
 
 from grpo_pl import MOVED
+from grpo_pl.config.earlier import without_removed_fields
 from grpo_pl.config.presets import PRESET, presets, with_preset_fields
 from grpo_pl.config.suggestions import nearest, nearest_argument, nearest_class, our_name
 
@@ -65,11 +66,11 @@ class Parser(ArgumentParser):
 
     def _apply_actions(self, cfg: Any, parent_key: str = "", *args: Any, **kwargs: Any) -> Any:
         """Reads the fields of a preset in the place of its name, and a class of an earlier version where it is now, in
-        every file and text that the parser loads."""
+        every file and text that the parser loads, and leaves out fields that are gone."""
         if isinstance(cfg, Mapping):
             cfg = with_current_classes(cfg)
             try:
-                cfg = with_preset_fields(cfg, parent_key)
+                cfg = with_preset_fields(without_removed_fields(cfg, parent_key), parent_key)
             except ValueError as error:
                 raise TypeError(str(error)) from error  # which the parser reports
         return super()._apply_actions(cfg, parent_key, *args, **kwargs)

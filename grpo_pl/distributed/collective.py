@@ -19,28 +19,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """Gathers and sums over ranks that have prompts of their own; all must make the same calls in one order.
-
-    With tensor parallelism several processes are one rank, with the same prompts: ``peers``.
-    """
+    """Gathers and sums over ranks that have prompts of their own; all must make the same calls in one order."""
 
     rank: int = 0
     world: int = 1
-    group: dist.ProcessGroup | None = None
-    """The processes that rows are gathered and summed over; None: all."""
-    peers: dist.ProcessGroup | None = None
-    """The processes that are one rank with this one; None: it is one alone."""
-
-    @property
-    def alone(self) -> bool:
-        return self.world == 1 and self.peers is None
 
     def gather_rows(self, rows: Tensor) -> Tensor:
         """Concatenates every rank's ``rows`` along dim 0, in rank order; shapes must agree."""
         if self.world == 1:
             return rows
         parts = [torch.empty_like(rows) for _ in range(self.world)]
-        dist.all_gather(parts, rows.contiguous(), group=self.group)
+        dist.all_gather(parts, rows.contiguous())
         return torch.cat(parts)
 
     def gather_values(self, values: Tensor) -> Tensor:
@@ -60,27 +49,19 @@ class Collective:
         if self.world == 1:
             return [value]
         values: list[Any] = [None] * self.world
-        dist.all_gather_object(values, value, group=self.group)
+        dist.all_gather_object(values, value)
         return values
-
-    def as_first_peer(self, value: T) -> T:
-        """The ``value`` of the first of the processes that are this rank; pickled."""
-        if self.peers is None:
-            return value
-        values = [value]
-        dist.broadcast_object_list(values, group=self.peers, group_src=0)
-        return values[0]
 
     def sum(self, values: Tensor) -> Tensor:
         """Element-wise sum over ranks."""
         if self.world > 1:
             values = values.clone()
-            dist.all_reduce(values, group=self.group)
+            dist.all_reduce(values)
         return values
 
     def max(self, value: int, device: torch.device) -> int:
         """The largest of every process's integer."""
-        if self.alone:
+        if self.world == 1:
             return value
         tensor = torch.tensor(value, device=device)
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
@@ -102,7 +83,7 @@ class Collective:
         grave = 0 if error is None else 1 if isinstance(error, EngineDied) else 2
         grave = 3 if isinstance(error, RolloutInterrupted) else grave
         worst = self.max(grave, device)
-        told = self._of_all_processes(failure_line(error) if error and grave == 2 else None) if worst == 2 else []
+        told = self.gather_objects(failure_line(error) if error and grave == 2 else None) if worst == 2 else []
         if error is not None and grave == worst:
             raise error
         if worst == 3:
@@ -122,16 +103,9 @@ class Collective:
         except Exception as caught:  # a user's reward may raise anything
             error = caught
         if self.any(error is not None, device):
-            told = next(line for line in self._of_all_processes(error and failure_line(error)) if line)
+            told = next(line for line in self.gather_objects(error and failure_line(error)) if line)
             raise RewardFailed(told) from error
         return cast(T, result)
-
-    def _of_all_processes(self, value: T) -> list[T]:
-        if self.alone:
-            return [value]
-        values: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(values, value)
-        return values
 
     def ratios(self, sums: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
         """Name -> Σ sum / Σ count over all ranks, for scalar (sum, count) pairs by name; names must agree on all ranks.

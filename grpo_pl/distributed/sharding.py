@@ -1,4 +1,4 @@
-"""Shards a policy with FSDP2 and tensor parallelism, gathers it for a rollout, and makes a whole copy."""
+"""Shards a policy with FSDP2, gathers it for a rollout, and makes a whole copy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from grpo_pl.distributed.tensor_parallel import check_layers, split_layers, whole_copy
 from grpo_pl.policy.lora import has_adapters
 from grpo_pl.policy.weights import is_sharded
 
@@ -30,8 +29,6 @@ class Sharding:
 
     mesh: DeviceMesh
     """One-dimensional mesh of the processes that share the policy."""
-    tensor_mesh: DeviceMesh | None = None
-    """Likewise of those that split each of its layers; None where none is split."""
     param_dtype: torch.dtype | None
     """Type of gathered parameters and of the computation; None keeps that of the weights."""
     reduce_dtype: torch.dtype | None
@@ -74,10 +71,6 @@ def shard(model: PreTrainedModel, sharding: Sharding) -> None:
         model.generation_config = generation[0]
     offload: OffloadPolicy = CPUOffloadPolicy() if sharding.cpu_offload else OffloadPolicy()
     precision = MixedPrecisionPolicy(param_dtype=sharding.param_dtype, reduce_dtype=sharding.reduce_dtype)
-    if sharding.tensor_mesh is not None:
-        blocks = transformer_blocks(model)
-        check_layers(model, blocks, sharding.tensor_mesh.size())
-        split_layers(blocks, sharding.tensor_mesh)
     for unit in (*transformer_blocks(model), model):
         fully_shard(unit, mesh=sharding.mesh, mp_policy=precision, offload_policy=offload)
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
@@ -98,16 +91,15 @@ def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
 
 
 @contextmanager
-def gathered(model: PreTrainedModel, *, split: bool = False) -> Iterator[PreTrainedModel]:
+def gathered(model: PreTrainedModel) -> Iterator[None]:
     """Context manager: within it every process holds the whole parameters, so that processes may run different numbers
-    of forward passes without waiting for each other; of the model that it yields, which is ``model`` itself unless its
-    layers are ``split``. Does nothing for a model that is not sharded."""
+    of forward passes without waiting for each other. Does nothing for a model that is not sharded."""
     units = [unit for unit in model.modules() if isinstance(unit, FSDPModule)]
     for unit in units:
         unit.set_reshard_after_forward(False, recurse=False)
         unit.unshard()
     try:
-        yield whole_copy(model) if split else model
+        yield
     finally:
         for unit in units:
             unit.set_reshard_after_forward(unit is not model, recurse=False)

@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
@@ -24,7 +24,6 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from grpo_pl.distributed.collective import Collective
 from grpo_pl.distributed.sharding import Sharding
 from grpo_pl.files.checkpoints import CheckpointError, read_file, save_tensors
 from grpo_pl.files.sharded_checkpoints import by_first_process, load_sharded, read_checkpoint, write_sharded
@@ -68,8 +67,6 @@ class FSDP2Strategy(ModelParallelStrategy):
         sharded_checkpoints: every process writes its part into a folder; otherwise the first writes a single file,
             which needs the whole training state in its main memory.
         timeout_minutes: how long processes wait for each other before the run ends with an error.
-        tensor_parallel_size: neighbouring processes that split each layer, and have the same prompts; the others shard
-            what is left. 1 splits none.
     """
 
     def __init__(
@@ -80,25 +77,17 @@ class FSDP2Strategy(ModelParallelStrategy):
         defer_gradient_sync: bool = False,
         sharded_checkpoints: bool = False,
         timeout_minutes: float = 30.0,
-        tensor_parallel_size: int = 1,
     ) -> None:
-        if tensor_parallel_size < 1:
-            raise ValueError(f"trainer.strategy.tensor_parallel_size must be at least 1, got {tensor_parallel_size}.")
-        if tensor_parallel_size > 1 and (cpu_offload or sharded_checkpoints):
-            raise ValueError(
-                "trainer.strategy.tensor_parallel_size goes with neither cpu_offload nor sharded_checkpoints: set both "
-                "false, or it to 1."
-            )
         super().__init__(
             data_parallel_size=1,  # until the number of processes is known
-            tensor_parallel_size=tensor_parallel_size,
+            tensor_parallel_size=1,
             save_distributed_checkpoint=sharded_checkpoints,
             process_group_backend=None,
             timeout=timedelta(minutes=timeout_minutes),
         )
         self.param_dtype, self.reduce_dtype = getattr(torch, param_dtype), getattr(torch, reduce_dtype)
         self.cpu_offload, self.defer_gradient_sync = cpu_offload, defer_gradient_sync
-        self.tensor_parallel_size, self.sharded_checkpoints = tensor_parallel_size, sharded_checkpoints
+        self.sharded_checkpoints = sharded_checkpoints
         self.checkpoint_io = CheckpointFiles()
 
     @property
@@ -106,20 +95,9 @@ class FSDP2Strategy(ModelParallelStrategy):
         """The settings with which ``GRPOModule.configure_model`` shards its models."""
         return Sharding(
             mesh=self.device_mesh["data_parallel"],
-            tensor_mesh=self.device_mesh["tensor_parallel"] if self.tensor_parallel_size > 1 else None,
             param_dtype=None if self.param_dtype == torch.float32 else self.param_dtype,
             reduce_dtype=self.reduce_dtype,
             cpu_offload=self.cpu_offload,
-        )
-
-    @property
-    def collective(self) -> Collective:
-        """Exchanges between the processes; those that split a layer are one rank."""
-        if self.tensor_parallel_size == 1:
-            return Collective(rank=self.global_rank, world=self.world_size)
-        ranks, peers = self.device_mesh["data_parallel"], self.device_mesh["tensor_parallel"]
-        return Collective(
-            rank=ranks.get_local_rank(), world=ranks.size(), group=ranks.get_group(), peers=peers.get_group()
         )
 
     @override
@@ -127,12 +105,7 @@ class FSDP2Strategy(ModelParallelStrategy):
         if self.cpu_offload and self.root_device.type == "cuda":
             self._process_group_backend = "cpu:gloo,cuda:nccl"  # gradients on the CPU are clipped there, over gloo
         super()._setup_distributed()
-        self._data_parallel_size, rest = divmod(self.world_size, self.tensor_parallel_size)  # "auto" counts nodes
-        if rest:
-            raise ValueError(
-                f"trainer.strategy.tensor_parallel_size is {self.tensor_parallel_size}, which does not divide "
-                f"{self.world_size} processes: start a multiple of it, or set it to 1."
-            )
+        self._data_parallel_size = self.world_size  # "auto" counts nodes
 
     @override
     def model_to_device(self) -> None:
@@ -184,6 +157,33 @@ class FSDP2Strategy(ModelParallelStrategy):
                 raise CheckpointError(f"{path} holds the optimiser of another model.")
             set_optimizer_state_dict(self.model, optimizer, {"state": tensors["optimizer"], "param_groups": groups})
         return meta
+
+
+def check_strategy(strategy: Strategy | str) -> None:
+    """Refuses a strategy under which a run might train something else without a word, as each process of another
+    tensor parallelism would draw prompts of its own; and one whose processes take the trained policy with them.
+
+    Args:
+        strategy: as a Trainer has it, or its name, before there is a Trainer.
+    """
+    name = strategy if isinstance(strategy, str) else type(strategy).__name__
+    started_by = name.split("_") if isinstance(strategy, str) else [getattr(strategy, "_start_method", "")]
+    if not {"spawn", "forkserver"}.isdisjoint(started_by):
+        raise ValueError(
+            f"trainer.strategy is {name}, whose processes are spawned and end with what they trained: set ddp in a "
+            "script, or ddp_notebook in a notebook."
+        )
+    if isinstance(strategy, str):
+        if not {"fork", "notebook"}.isdisjoint(started_by):
+            raise ValueError(f"trainer.strategy is {name}, which is for notebooks: set ddp on the command line.")
+        supported = strategy in ("auto", "ddp") or strategy.startswith("ddp_find_unused")
+    else:
+        supported = isinstance(strategy, SingleDeviceStrategy | DDPStrategy | FSDP2Strategy)
+    if not supported:
+        raise ValueError(
+            f"trainer.strategy is {name}, which is not supported: leave it out, or set ddp, "
+            "grpo_pl.distributed.strategy.FSDP2Strategy (configs/strategy/fsdp.yaml), or a subclass of one."
+        )
 
 
 @contextmanager

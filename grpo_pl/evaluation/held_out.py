@@ -155,7 +155,6 @@ class HeldOutMetrics:
         groups: names of all groups, equal on all ranks: ``val`` or ``val/<set>``. A metric's key is
             ``<group>/<metric>``.
         device: the device on which metrics are exchanged between ranks.
-        process_group: the ranks; None: all processes.
     """
 
     def __init__(
@@ -164,7 +163,6 @@ class HeldOutMetrics:
         rewards: Sequence[Reward],
         groups: Sequence[str],
         device: torch.device,
-        process_group: Any = None,
     ) -> None:
         self.metrics: dict[str, GroupMetric] = {}
         self.noted: dict[str, list[float]] = {}
@@ -183,7 +181,7 @@ class HeldOutMetrics:
             self._names = list(named)
         counts: list[Metric] = [*self._unjudged.values(), *self._right.values(), *self._judged.values()]
         for metric in (*self.metrics.values(), *counts):
-            metric.to(device).process_group = process_group
+            metric.to(device)
 
     def update(self, batch: PromptBatch, sampled: Answers, greedy: Answers | None) -> None:
         """Adds the problems of a batch to the groups that they belong to; ``greedy`` is needed if validation asks for

@@ -133,5 +133,5 @@ def _attention_on_cpu(
 
 
 def _suits_c(*tensors: Tensor) -> bool:
-    """True for plain tensors in float32; those of tensor parallelism have another type."""
+    """True for plain tensors in float32; others have another type."""
     return all(type(each) in (Tensor, torch.nn.Parameter) and each.dtype == torch.float32 for each in tensors)

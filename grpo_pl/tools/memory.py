@@ -60,8 +60,6 @@ class Workload:
 
     layout: Layout
     processes: int
-    split: int = 1
-    """Those of them that split a layer, and have the same rows."""
     rows: int
     """Completions of one process per rollout."""
     group_size: int
@@ -174,9 +172,8 @@ def memory_plan(shape: Shape, work: Workload) -> MemoryPlan:
     cut = work.processes if work.layout == "fsdp" else 1
     on_device = 0.0 if work.offload else 1.0
     root = shape.parameters - shape.layers * shape.block_parameters
-    again = root * (work.split - 1) * work.weight_bytes  # no process splits what is outside of blocks
-    parameters = (_weights(shape, work) + again) / cut * on_device
-    gradients = (shape.trainable * work.weight_bytes + again) / cut * on_device
+    parameters = _weights(shape, work) / cut * on_device
+    gradients = shape.trainable * work.weight_bytes / cut * on_device
     kept = {"parameters": parameters, "optimiser": 2 * gradients}
     if work.in_main_memory:
         kept["the program itself"] = PROGRAM
@@ -202,7 +199,7 @@ def memory_plan(shape: Shape, work: Workload) -> MemoryPlan:
         "LM head": head_bytes(shape, work),
     }
     if work.layout == "fsdp":
-        blocks = 2 * shape.block_parameters / work.split
+        blocks = 2 * shape.block_parameters
         update["gathered blocks"] = float((root + blocks) * (work.compute_bytes + 4))
     if work.teacher_head_bytes or work.own_head:
         own = shape.vocabulary * shape.hidden * work.weight_bytes if work.own_head else 0
@@ -235,7 +232,7 @@ def activation_bytes(shape: Shape, work: Workload) -> float:
     outer = shape.hidden * (2 * wide + (2 if wide == narrow else 5) * narrow if fused else 6 * narrow)
     query = 2 if fused and work.fused == "cpu" else 4
     inner = query * shape.query + 2 * shape.key + (3 if fused else 4) * shape.intermediate
-    block = outer + inner / work.split * narrow
+    block = outer + inner * narrow
     ends = 3 * shape.hidden * 4
     if work.checkpointing:
         return shape.layers * shape.hidden * work.compute_bytes + block + ends
@@ -277,9 +274,6 @@ def rollout_bytes(shape: Shape, work: Workload) -> dict[str, float]:
     }
     if work.layout == "fsdp" and work.engine_bytes is None:
         parts["gathered weights"] = float(shape.parameters * work.compute_bytes)
-        if work.split > 1:  # and a whole copy of what several processes split
-            blocks = shape.layers * shape.block_parameters
-            parts["gathered weights"] += (shape.parameters - blocks + blocks / work.split) * work.compute_bytes
     return parts
 
 

@@ -106,10 +106,7 @@ def workload(parts: Any, policy: PreTrainedModel, *, gpus: int, prompt_tokens: i
     strategy = parts.trainer.strategy
     arguments: Any = getattr(strategy, "init_args", None)
     layout: Layout = "fsdp" if arguments is not None and "FSDP2" in strategy.class_path else "ddp"
-    split = arguments.tensor_parallel_size if layout == "fsdp" else 1
-    if gpus % split:
-        raise ValueError(f"trainer.strategy.tensor_parallel_size is {split}, which does not divide {gpus} GPUs.")
-    check_shares(prompts, gpus // split)
+    check_shares(prompts, gpus)
     weights = {"float32": 4, "auto": 4}.get(model.policy.dtype, 2)
     compute = 2 if "16" in str(parts.trainer.precision or "") else weights
     if layout == "fsdp":
@@ -137,8 +134,7 @@ def workload(parts: Any, policy: PreTrainedModel, *, gpus: int, prompt_tokens: i
     return Workload(
         layout="single" if gpus == 1 and layout == "ddp" else layout,
         processes=gpus,
-        split=split,
-        rows=prompts // (gpus // split) * algorithm.group_size,
+        rows=prompts // gpus * algorithm.group_size,
         group_size=algorithm.group_size,
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,

@@ -22,20 +22,16 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.callbacks.finetuning import BaseFinetuning
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from grpo_pl.config.suggestions import NAMES, nearest
 from grpo_pl.data.datamodule import RolloutDataModule
-from grpo_pl.distributed.sharding import transformer_blocks
-from grpo_pl.distributed.strategy import WHOLE_ONLY, FSDP2Strategy
-from grpo_pl.distributed.tensor_parallel import check_layers
+from grpo_pl.distributed.strategy import WHOLE_ONLY, FSDP2Strategy, check_strategy
 from grpo_pl.environments.base import Environment
 from grpo_pl.evaluation.held_out import HeldOutMetrics, Validation
 from grpo_pl.functional.sampling import DRAW_RULE
 from grpo_pl.objective.algorithm import GRPOAlgorithm
-from grpo_pl.policy.loading import load_model, load_tokenizer
 from grpo_pl.policy.privileged import PrivilegedText
 from grpo_pl.policy.teacher import TeacherConfig
 from grpo_pl.rewards.base import Reward, require_correctness, with_inner
@@ -139,68 +135,6 @@ REFUSED: dict[type, str] = {
     AsyncCheckpointIO: "writes later, and a checkpoint counts once it is whole: set checkpoint.every_n_rollouts",
 }
 """Callbacks and plugins of Lightning's that would do nothing here, or something else than they say, and what to do."""
-
-
-def is_untested(strategy: Strategy | str) -> bool:
-    """True for a strategy under which a run might train something else without a word: under another tensor
-    parallelism than ours each process would draw prompts of its own for its part of one policy.
-
-    Args:
-        strategy: as a Trainer has it, or its name, before there is a Trainer.
-    """
-    if isinstance(strategy, str):
-        return strategy not in ("auto", "ddp") and not strategy.startswith("ddp_find_unused")
-    return not isinstance(strategy, SingleDeviceStrategy | DDPStrategy | FSDP2Strategy)
-
-
-def check_strategy(strategy: Strategy | str, *, checked: bool = False) -> None:
-    """Refuses a strategy that is untested, unless the run holds it to one process, and one whose processes take the
-    trained policy with them when they end."""
-    name = strategy if isinstance(strategy, str) else type(strategy).__name__
-    started_by = name.split("_") if isinstance(strategy, str) else [getattr(strategy, "_start_method", "")]
-    if not {"spawn", "forkserver"}.isdisjoint(started_by):
-        raise ValueError(
-            f"trainer.strategy is {name}, whose processes are spawned and end with what they trained: set ddp in a "
-            "script, or ddp_notebook in a notebook."
-        )
-    if isinstance(strategy, str) and not {"fork", "notebook"}.isdisjoint(started_by):
-        raise ValueError(f"trainer.strategy is {name}, which is for notebooks: set ddp on the command line.")
-    if is_untested(strategy) and not checked:
-        raise ValueError(
-            f"trainer.strategy is {name}, with which nobody has checked what is trained: leave it out, or set ddp, "
-            "grpo_pl.distributed.strategy.FSDP2Strategy (configs/strategy/fsdp.yaml), or a subclass of one; "
-            "model.strategy_checked: true holds its first rollout to one process."
-        )
-
-
-def check_strategy_fits(module: Any, staleness: int) -> None:
-    """Refuses a run that one process cannot repeat the first rollout of, for ``model.strategy_checked``, or whose
-    processes cannot split layers."""
-    algorithm, strategy = module.algorithm, module.trainer.strategy
-    split = strategy.tensor_parallel_size if isinstance(strategy, FSDP2Strategy) else 1
-    if split == 1 and not is_untested(strategy):
-        return
-    if split > 1:
-        with torch.device("meta"):
-            model = load_model(module.policy_config, load_tokenizer(module.policy_config), weights=False)
-        check_layers(model, transformer_blocks(model), split)
-    others = {
-        "data.staleness": staleness > 0,
-        "model.partial_rollouts": module.draws_in_parts,
-        "model.environment": module.environment is not None,
-        "model.engine": isinstance(module.engine, CopyEngine),
-        "model.teacher": algorithm.needs_teacher,
-        "model.privileged": module.privileged is not None,
-        "model.demonstrations": module.demonstrations is not None,
-        "configure_optimizers of a subclass": module.has_own_optimizer,
-        "model.algorithm.dynamic_sampling": algorithm.dynamic_sampling,
-        "model.algorithm.baseline: greedy": algorithm.needs_greedy_baseline,
-        "model.algorithm.supervision": algorithm.needs_step_rewards or algorithm.needs_turns,
-    }
-    for name, there in others.items():
-        if there:
-            field = "model.strategy_checked" if split == 1 else "trainer.strategy.tensor_parallel_size"
-            raise ValueError(f"{field} does not go with {name}: leave one of the two out.")
 
 
 def check_optimization(module: Any) -> None:
@@ -310,9 +244,9 @@ def check_length(max_epochs: int | None, max_steps: int | None) -> None:
             raise ValueError(f"trainer.{name} is {value}: the length of a run is {NAMES[name]}; set it to {whole_run}.")
 
 
-def check_trainer(trainer: Trainer, *, strategy_checked: bool = False) -> None:
+def check_trainer(trainer: Trainer) -> None:
     """Refuses a Trainer, also one made by hand, that would train otherwise than asked."""
-    check_strategy(trainer.strategy, checked=strategy_checked)
+    check_strategy(trainer.strategy)
     check_extras([*trainer.callbacks, trainer.strategy.checkpoint_io])  # type: ignore[attr-defined]
     check_precision(str(trainer.precision))
     if isinstance(trainer.strategy, FSDP2Strategy) and trainer.strategy.sharded_checkpoints:

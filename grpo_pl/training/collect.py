@@ -182,8 +182,6 @@ class Collector:
             trainer_state=partial(trainer_state, samples.step, self.total_steps, self.collective.rank),
         )
         scored = self.collective.scored(score, samples.rollout.completion_ids.device)
-        if self.collective.peers is not None:  # a judge may say different things to processes that are one rank
-            scored = replace(self.collective.as_first_peer(replace(scored, rewards=[])), rewards=scored.rewards)
         self.report("reward", len(samples.completions), len(samples.completions))
         return scored
 

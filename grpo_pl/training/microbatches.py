@@ -203,7 +203,7 @@ class TokenBudget:
         largest = int(rollout.prompt_mask.sum() + rollout.completion_mask.sum())
         before = max(longest, min(self.tokens, largest))
         self.tokens = max(before // 2, longest)
-        if not collective.alone or self.tokens == before:
+        if collective.world > 1 or self.tokens == before:
             advice = (
                 f"set model.max_tokens_per_microbatch to {self.tokens} or less"
                 if self.tokens < before

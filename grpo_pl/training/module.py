@@ -18,7 +18,6 @@ from grpo_pl.distributed.strategy import FSDP2Strategy, joining_gradients
 from grpo_pl.environments.base import Environment
 from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.evaluation.held_out import Validation
-from grpo_pl.files.checkpoints import policy_weights
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.dropout import switch_noise_off
@@ -49,7 +48,6 @@ from grpo_pl.training.policy_module import PolicyModule
 from grpo_pl.training.prefetch import PrefetchedRollouts
 from grpo_pl.training.progress import stopwatch
 from grpo_pl.training.scoring_models import ScoringModels
-from grpo_pl.training.strategy_check import StrategyCheck
 from grpo_pl.training.sync_proof import SyncProof
 from grpo_pl.training.update import PolicyUpdate, UpdateResult
 from grpo_pl.training.vocabulary import first_prompts
@@ -82,8 +80,6 @@ class GRPOModule(PolicyModule):
             what fits into memory.
         activation_checkpointing: compute activations again in the backward pass instead of keeping them.
         reflection_words: completions with one of these count in ``completions/reflection_rate``.
-        strategy_checked: also take a ``trainer.strategy`` that nobody has tested, and hold its first rollout (problems,
-            log-probabilities, completions, gradient norm) to one process; if they differ, the run ends in one line.
         seed: part of the key of every sample; with weights and configuration it determines the run.
     """
 
@@ -108,7 +104,6 @@ class GRPOModule(PolicyModule):
         max_tokens_per_microbatch: int | None = None,
         activation_checkpointing: bool = False,
         reflection_words: tuple[str, ...] = REFLECTION_WORDS,
-        strategy_checked: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -120,7 +115,7 @@ class GRPOModule(PolicyModule):
         self.optimization, self.activation_checkpointing = optimization, activation_checkpointing
         self.teacher_configs = teacher_configs(teacher, teachers)
         """By source; used where the objective asks for a teacher."""
-        self.privileged, self.strategy_checked = privileged, strategy_checked
+        self.privileged = privileged
         checks.check_parts(
             self,
             teachers=self.teacher_configs,
@@ -140,12 +135,11 @@ class GRPOModule(PolicyModule):
         self._partial = None if partial_rollouts is None else PartialRolloutBuffer(settings=partial_rollouts)
         self._step_log = StepLog(rewards, reflection_words)
         self._entropy_control = EntropyControl()
-        self._strategy_check: StrategyCheck | None = None
 
     # --- building ---------------------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        checks.check_trainer(self.trainer, strategy_checked=self.strategy_checked)
+        checks.check_trainer(self.trainer)
         end_with_launcher()
         self.engine.close()  # a copy of weights that it kept would be that of an earlier fit
         self._sync_proof = SyncProof()
@@ -184,10 +178,9 @@ class GRPOModule(PolicyModule):
 
     def prepare_data(self) -> None:
         """Makes the cold start where it is missing, as a download would; runs in one process a node."""
-        checks.check_trainer(self.trainer, strategy_checked=self.strategy_checked)  # before minutes are spent
+        checks.check_trainer(self.trainer)  # before minutes are spent
         if self.trainer.training:
             checks.check_optimization(self)
-            checks.check_strategy_fits(self, self._data.staleness)
         checks.check_monitors(self.trainer.callbacks, self.validation, self.rewards, self._data)  # type: ignore[attr-defined]
         self.derive_defaults(self._data)
         self._resolve_characters()
@@ -223,8 +216,6 @@ class GRPOModule(PolicyModule):
             rank_zero_info(
                 "Weights are sharded: nobody tried whether training mode adds noise to what the policy computes."
             )
-        if training and checks.is_untested(self.trainer.strategy):
-            self._strategy_check = StrategyCheck.of(policy, self.trainer.strategy, self.algorithm)
         if self.activation_checkpointing:
             policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if training:
@@ -304,24 +295,12 @@ class GRPOModule(PolicyModule):
         with stopwatch(seconds, "step"):
             # prompts → rollout → reward → advantage
             experience = self.collect(batch)
-            # for a check, before a curriculum changes what it gives
-            problems = [] if self._strategy_check is None else self._data.everyones_prompts(batch.step)
             self._data.source.observe(
                 experience.rates
                 or pass_rates(experience.samples.prompts, experience.values, self.rewards, self.collective)
             )
             # → loss → update
-            update = self._policy_update(batch.step)  # for a check, before the update changes the entropy control
             result = self.update(experience)
-        if (check := self._strategy_check) is not None and check.hold(
-            experience,
-            result,
-            problems=problems,
-            collector=self.collector,
-            maker=self._experience_maker(),
-            update=update,
-        ):
-            self._strategy_check = None
         self.engine.update_weights(self.require_policy())
         # → metrics
         metrics = self._step_log.metrics(
@@ -355,7 +334,7 @@ class GRPOModule(PolicyModule):
         self.budget.resolve(policy, trained_before=bool(optimizer.state), collective=self.collective)
         self._scoring.renew(policy, batch.step)
         seconds: dict[str, float] = {}
-        with self._gathered_for_engine() as drawn_from:
+        with self._gathered_for_engine():
             # prompts → rollout: drawn beside earlier updates, in parts, or here and now
             if self._prefetched is not None:
                 drawn = self._prefetched.take(batch, seconds)
@@ -363,9 +342,9 @@ class GRPOModule(PolicyModule):
                 drawn = self._partial.take(collector, policy, self._data, proof, batch.step, seconds), None
             else:
                 with stopwatch(seconds, "rollout"):
-                    drawn = collector.draw(drawn_from, collector.request(batch.prompts, batch.step)), None
+                    drawn = collector.draw(policy, collector.request(batch.prompts, batch.step)), None
             # → reward; dynamic sampling draws further prompts
-            collected = collector.collect(drawn_from, drawn, self._data.prompts, seconds)
+            collected = collector.collect(policy, drawn, self._data.prompts, seconds)
             if self.environment is not None:
                 self._step_log.warn_of_failed_episodes(*without_value(collected.samples, self.collective))
             checked_before = self._prefetched is not None or self._partial is not None
@@ -458,8 +437,6 @@ class GRPOModule(PolicyModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         checks.warn_of_earlier_rules(checkpoint, str(self.trainer.precision))
-        if self._strategy_check is not None:
-            self._strategy_check.load_state_dict(policy_weights(checkpoint), checkpoint.get("reference") or {})
         self._step_log.load_state_dict(checkpoint)
         self._entropy_control.load_state_dict(checkpoint.get("entropy_control", {}))
         self.budget.load_state_dict(checkpoint.get("token_budget", TokenBudget().state_dict()))

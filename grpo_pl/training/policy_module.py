@@ -19,7 +19,6 @@ from grpo_pl.config.objects import build
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.distributed.sharding import build_once, gathered
-from grpo_pl.distributed.strategy import FSDP2Strategy
 from grpo_pl.environments.base import Environment
 from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.evaluation.held_out import Answers, HeldOutMetrics, MetricResult, Validation, grade
@@ -152,12 +151,10 @@ class PolicyModule(LightningModule):
     def _wait_for_engine(self) -> None:
         """Waits until the engine works for nobody else."""
 
-    def _gathered_for_engine(self) -> AbstractContextManager[PreTrainedModel]:
-        """The policy to draw from: with whole weights where it is sharded and the engine reads them; others gather a
-        part at a time."""
-        policy, in_process = self.require_policy(), self.engine.weights_version is None
-        split = isinstance(self.trainer.strategy, FSDP2Strategy) and self.trainer.strategy.tensor_parallel_size > 1
-        return gathered(policy, split=split) if in_process else nullcontext(policy)
+    def _gathered_for_engine(self) -> AbstractContextManager[None]:
+        """Holds whole weights of a sharded policy while the engine reads them; other engines gather a part at a
+        time."""
+        return gathered(self.require_policy()) if self.engine.weights_version is None else nullcontext()
 
     # --- loading ----------------------------------------------------------------------------------------------------
 
@@ -214,7 +211,8 @@ class PolicyModule(LightningModule):
         assert self._held_out is not None
         sampling = self.validation.sampling(self.sampling)
         greedily = replace(sampling, temperature=0.0)
-        with self._gathered_for_engine() as policy:
+        policy = self.require_policy()
+        with self._gathered_for_engine():
             sampled = self.answer(policy, batch.prompts, self.validation.samples, sampling)
             self._answered += sampled.correct.numel()
             greedy = self.answer(policy, batch.prompts, 1, greedily) if self._answers_greedily else None
@@ -281,13 +279,13 @@ class PolicyModule(LightningModule):
         self.engine.updates = self._data.completed_rollouts
         self._answered = self._to_answer = 0
         sampling = replace(self.validation.sampling(self.sampling), temperature=0.0)
-        with self.trainer.precision_plugin.forward_context(), self._gathered_for_engine() as policy:
-            return self.answer(policy, problems, 1, sampling)
+        with self.trainer.precision_plugin.forward_context(), self._gathered_for_engine():
+            return self.answer(self.require_policy(), problems, 1, sampling)
 
     def _begin_held_out(self, batches_of_loaders: Sequence[int | float]) -> None:
         self.engine.updates = self._data.completed_rollouts
-        groups, ranks = self._data.held_out_groups(), self.collective.group
-        self._held_out = HeldOutMetrics(self.validation, self.rewards, groups, self.device, ranks)
+        groups = self._data.held_out_groups()
+        self._held_out = HeldOutMetrics(self.validation, self.rewards, groups, self.device)
         self._answered = 0
         batches = int(sum(batches_of_loaders))  # fewer with trainer.limit_val_batches
         self._to_answer = self._data.held_out_share(batches) * (self.validation.samples + self._answers_greedily)
@@ -388,9 +386,6 @@ class PolicyModule(LightningModule):
 
     @property
     def collective(self) -> Collective:
-        strategy = self.trainer.strategy
-        if isinstance(strategy, FSDP2Strategy):
-            return strategy.collective
         return Collective(rank=self.trainer.global_rank, world=self.trainer.world_size)
 
     @property

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.strategies import Strategy
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -20,7 +19,7 @@ from grpo_pl.data.demonstrations import draw_in_passes
 from grpo_pl.data.preferences import PairSource, Preference
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.distributed.sharding import build_once, shard, whole_state_dict
-from grpo_pl.distributed.strategy import FSDP2Strategy
+from grpo_pl.distributed.strategy import FSDP2Strategy, check_strategy
 from grpo_pl.files.writing import staged_folder, system_errors
 from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.functional.estimates import wilson_interval
@@ -79,15 +78,6 @@ def pair_scores(
     return chosen, rejected
 
 
-def check_not_split(strategy: Strategy | str) -> None:
-    """Refuses tensor parallelism, under which processes that share layers would be given different pairs."""
-    size = getattr(strategy, "tensor_parallel_size", 1)
-    if size > 1:
-        raise ValueError(
-            f"trainer.strategy.tensor_parallel_size is {size}, but a reward model's layers are not split: set it to 1."
-        )
-
-
 class RewardModelModule(LightningModule):
     """Minimises the Bradley–Terry loss on pairs of completions; one training batch is one optimiser step. A step whose
     loss or gradient is not finite is skipped; ``optimization.max_skipped_updates`` of them in a row end the run.
@@ -128,7 +118,7 @@ class RewardModelModule(LightningModule):
             return
         build = partial(load_classifier, self.classifier_config, self.tokenizer)
         strategy = self.trainer.strategy
-        check_not_split(strategy)
+        check_strategy(strategy)
         self.model = build_once(build) if isinstance(strategy, FSDP2Strategy) else build()
         if self.activation_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

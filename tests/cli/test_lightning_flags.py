@@ -10,7 +10,7 @@ import torch
 import yaml
 
 PL = "lightning.pytorch"
-SPLIT = {"class_path": f"{PL}.strategies.ModelParallelStrategy", "init_args": {"tensor_parallel_size": 2}}
+SPLIT = {"class_path": f"{PL}.strategies.ModelParallelStrategy", "init_args": {"data_parallel_size": 2}}
 
 
 def _overlay(command_line: Any, **trainer: Any) -> Path:
@@ -50,7 +50,7 @@ def _with(name: str, **arguments: Any) -> dict[str, Any]:
         ({"strategy": "fsdp"}, r"trainer\.strategy is fsdp, .*configs/strategy/fsdp\.yaml"),
         ({"strategy": "ddp_spawn"}, r"trainer\.strategy is ddp_spawn, "),
         ({"strategy": {"class_path": f"{PL}.strategies.FSDPStrategy"}}, r"trainer\.strategy is FSDPStrategy, .*fsdp\."),
-        ({"strategy": SPLIT}, r"trainer\.strategy is ModelParallelStrategy, .*strategy_checked"),
+        ({"strategy": SPLIT}, r"trainer\.strategy is ModelParallelStrategy, .*fsdp\."),
         ({"precision": "16-mixed"}, r"trainer\.precision is 16-mixed"),
         ({"strategy": "deepspeed"}, r"trainer\.strategy is deepspeed, "),
         ({"barebones": True}, r"trainer\.barebones would leave out"),

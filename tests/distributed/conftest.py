@@ -134,11 +134,7 @@ STRATEGIES: dict[str, list[str]] = {
         "--trainer.strategy.init_args.sharded_checkpoints=true",
         "--trainer.strategy.init_args.defer_gradient_sync=true",
     ],
-    "tensor": ["--config=configs/strategy/tensor_parallel.yaml"],
-    "tensor_of_4": ["--config=configs/strategy/tensor_parallel.yaml"],
 }
-PROCESSES = {"single": 1, "tensor_of_4": 4}
-"""Of a run; 2 of all others."""
 
 
 def grpo_pl(folder: Path, cache: Path, *args: object) -> int:
@@ -204,7 +200,7 @@ def completed(cache: Path, five_rollouts: Path, tmp_path_factory: pytest.TempPat
     def run(name: str, config: Path = five_rollouts) -> Run:
         if (name, config) not in made:
             folder = tmp_path_factory.mktemp(name)
-            world = PROCESSES.get(name, 2)
+            world = 1 if name == "single" else 2
             flags = STRATEGIES[name]
             args = (folder / "runs", cache, "fit", f"--config={config}", *flags)
             ended = join(fork(grpo_pl, *args, folder=folder, world=world), folder)

@@ -1,4 +1,4 @@
-"""One process, DDP or FSDP2 on two, and tensor parallelism on two or four are the same training."""
+"""One process, and DDP or FSDP2 on two, are the same training."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from grpo_pl.files.checkpoints import policy_weights
 from tests.distributed.conftest import Calls
 
-SLOW = ("ddp", "fsdp", "tensor", "tensor_of_4")
+SLOW = ("ddp", "fsdp")
 ALL = ("sharded", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW))
 """DDP by default: test_episodes.py (samples and metrics)."""
 

@@ -33,7 +33,7 @@ def _slow(*values: Any) -> Any:
     [
         ("five", "single", 3, 5),
         ("five", "sharded", 4, 5),
-        *(_slow("five", name, rollouts, 5) for name, rollouts in (("ddp", 2), ("fsdp", 1), ("tensor", 3))),
+        *(_slow("five", name, rollouts, 5) for name, rollouts in (("ddp", 2), ("fsdp", 1))),
         ("down", "single", 3, 4),  # episodes
         _slow("asks", "single", 2, 4),  # of an agent
         _slow("demonstrated", "single", 1, 2),
@@ -67,10 +67,7 @@ def test_a_resumed_run_ends_bit_for_bit_like_one_that_never_stopped(
     ("before", "after"),
     [
         ("sharded", "single"),  # and from one to two: test_prefetch.py
-        *(
-            pytest.param(*pair, marks=pytest.mark.slow)
-            for pair in (("single", "fsdp"), ("fsdp", "ddp"), ("tensor", "single"))
-        ),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("single", "fsdp"), ("fsdp", "ddp"))),
     ],
 )
 def test_a_run_goes_on_under_another_strategy_and_number_of_processes(

@@ -16,6 +16,8 @@ ENDINGS = "py|md|sh|json|jsonl|csv|yaml|html"
 
 def test_every_file_that_a_page_names_is_there() -> None:
     for page in PAGES:
+        if page.name == "CHANGELOG.md":  # which tells of what is no more
+            continue
         text = page.read_text()
         blocks = "\n".join(re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL))  # what readers make themselves
         prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)

@@ -144,10 +144,6 @@ def _faults(folder: Path) -> dict[str, tuple[dict[str, Any], str]]:
             pairs("odd", *({**good, "prompt": f"\N{GREEK SMALL LETTER PI}{i}"} for i in range(50))),
             "lacks",
         ),
-        "split layers": (
-            {"trainer": yaml.safe_load(Path("configs/strategy/tensor_parallel.yaml").read_text())["trainer"]},
-            "tensor_parallel_size is 2, but a reward model's layers are not split",
-        ),
         "unequal shares": (
             {"trainer": {"devices": 3, "strategy": "ddp"}},
             "data.pairs_per_step=16 does not divide among 3 processes",

@@ -131,16 +131,6 @@ def test_fsdp_cuts_what_is_kept_and_gathers_for_the_rollout() -> None:
     assert set(memory_plan(SHAPE, _with(layout="fsdp", processes=4, offload=True)).kept.values()) == {0.0}
 
 
-def test_processes_that_split_layers_share_blocks_and_repeat_the_rest() -> None:
-    fsdp, split = (memory_plan(SHAPE, _with(layout="fsdp", processes=4, split=n)) for n in (1, 2))
-    assert (fsdp.kept["parameters"], split.kept["parameters"]) == (4000 / 4, (3 * 300 / 4 + 100 / 2) * 4)
-    assert split.update["gradients"] == split.kept["parameters"]
-    tokens, inner = 2 * 5 + 8 * 10, (4 * 8 + 2 * 4 + 4 * 16) / 2
-    assert split.update["activations"] == tokens * (3 * (6 * 8 + inner) * 4 + 3 * 8 * 4)
-    assert split.update["gathered blocks"] == (100 + 300) * 8
-    assert split.rollout["gathered weights"] == 4000 + (100 + 450) * 4
-
-
 def test_the_budget_is_the_largest_micro_batch_that_fits() -> None:
     limit = memory_plan(SHAPE, _with(micro_batch_tokens=33)).peak
     assert token_budget(SHAPE, WORK, limit) == 32
