@@ -19,7 +19,7 @@ from grpo_pl.rewards.base import RewardFailed, correctness_index
 from grpo_pl.rollout.engine import EngineDied, PolicyDiverged, RolloutInterrupted
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.optimization import TrainingDiverged
-from grpo_pl.training.sync_proof import OutOfSync
+from grpo_pl.training.weight_sync import OutOfSync
 
 BEST = "best.ckpt"
 """Link to the checkpoint with the highest value of ``monitor``."""

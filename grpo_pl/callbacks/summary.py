@@ -6,13 +6,11 @@ from __future__ import annotations
 import time
 from typing import Any, cast
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from rich.console import Console
 
-from grpo_pl.callbacks.lightning_loops import data_of
 from grpo_pl.evaluation.curves import CAUSES, SILENT_ROLLOUTS, SilentRollouts
 from grpo_pl.evaluation.report import number_table
 from grpo_pl.files.runs import RunFolder
@@ -41,15 +39,8 @@ def start_summary(module: GRPOModule) -> str:
     how = "configured" if budget.configured is not None else "found"
     weights = next(policy.parameters())
     way = forward_mode(policy) if was_tried(policy) else "untried"
-    staleness = data_of(module.trainer).staleness
-    ahead = (
-        f"rollouts {staleness} updates old, corrected by {module.algorithm.correction}, drawn with "
-        f"{getattr(module.engine, 'threads', None)} threads beside {torch.get_num_threads()} of the updates; "
-    )
-    in_parts = f"completions over several steps, corrected by {module.algorithm.correction}; "
     return (
-        f"chosen: {module.engine.describe()}; {ahead if staleness else ''}"
-        f"{in_parts if module.draws_in_parts else ''}"
+        f"chosen: {module.engine.describe()}; {module.source.describe(module.algorithm, module.engine)}"
         f"log-probabilities scored in the {way} way; "
         f"micro-batch of {budget.tokens} tokens ({how}); weights {str(weights.dtype).removeprefix('torch.')} on "
         f"{weights.device}, precision {module.trainer.precision}, processes "

@@ -34,7 +34,6 @@ from grpo_pl.training.checks import check_extras, check_length, check_precision
 from grpo_pl.training.cold_start import ColdStart, code_hashes
 from grpo_pl.training.defaults import table
 from grpo_pl.training.module import GRPOModule
-from grpo_pl.training.plain_samples import check_plain
 from grpo_pl.training.reward_probe import PROBLEMS, probe_rewards
 from grpo_pl.training.vocabulary import check_vocabulary, first_prompts
 from grpo_pl.types import Problem, StopStrings
@@ -62,7 +61,7 @@ def check_start(
             trained on or demonstrated, an engine that is not installed, a reward that this machine cannot compute, or
             one that fails when it is tried.
     """
-    module.prepare_staleness(data.staleness)
+    module.choose_source(data)
     module.engine.check()
     for reward in module.rewards:
         reward.check()
@@ -103,8 +102,7 @@ def check_start(
     asked = first[0].asked
     for line in check_texts(module.policy_config, module.template, tokenizer, asked, module.rewards, module.sampling):
         say(line)
-    if data.staleness > 0 or module.draws_in_parts:
-        check_plain(first)
+    module.source.check_prompts(first)
     if module.pool is not None:
         _check_columns(module.pool.environment, first)
     leave_no_room(first, len(first), fits, lambda _: None, split="first ")  # refuses, where none does

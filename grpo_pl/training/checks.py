@@ -50,14 +50,9 @@ def check_parts(
     *,
     teachers: Mapping[str, TeacherConfig],
     privileged: PrivilegedText | None,
-    in_parts: bool,
     max_tokens_per_microbatch: int | None,
 ) -> None:
-    """Refuses fields of a run that contradict each other.
-
-    Args:
-        in_parts: long completions take several steps.
-    """
+    """Refuses fields of a run that contradict each other."""
     algorithm, sampling, rewards = module.algorithm, module.sampling, module.rewards
     environment, demonstrations = module.environment, module.demonstrations
     if (demonstrations is not None) != algorithm.needs_demonstrations:
@@ -89,25 +84,20 @@ def check_parts(
             "itself, so that there is no question to add a text to: leave out one of the two."
         )
     sampling.require_on_policy()
-    in_one_go = environment is None and not in_parts
-    if sampling.sampling_mask and not in_one_go:
+    if sampling.sampling_mask and environment is not None:
         raise ValueError(
-            "model.sampling.sampling_mask is for completions drawn in one turn and one step: set model.environment "
-            "and model.partial_rollouts null, or top_k 0 and top_p 1."
-        )
-    if sampling.thinking_budget is not None and in_parts:
-        raise ValueError(
-            "model.sampling.thinking_budget does not go with model.partial_rollouts: leave out one of the two."
+            "model.sampling.sampling_mask is for completions drawn in one turn: set model.environment null, or top_k 0 "
+            "and top_p 1."
         )
     if sampling.thinking_budget is not None and algorithm.needs_observations:
         raise ValueError(
             "model.algorithm.observation_coef would learn the fed end of a thought as an observation: set "
             "model.sampling.thinking_budget null, or it to 0."
         )
-    if algorithm.needs_likely and not in_one_go:
+    if algorithm.needs_likely and environment is not None:
         raise ValueError(
-            "model.algorithm.trust_region_top_k is for completions drawn in one turn and one step: set "
-            "model.environment and model.partial_rollouts null, or it to 0."
+            "model.algorithm.trust_region_top_k is for completions drawn in one turn: set model.environment null, or "
+            "it to 0."
         )
     if sampling.top_logprobs not in (0, algorithm.trust_region_top_k):
         raise ValueError(
@@ -295,20 +285,8 @@ def check_episodes(environment: Environment | None, algorithm: GRPOAlgorithm, re
         raise ValueError(f"reward {paid.name!r} pays what an environment gave, but there is no model.environment.")
 
 
-def check_partial(algorithm: GRPOAlgorithm, *, has_environment: bool, staleness: int) -> None:
-    """Refuses what partial rollouts do not go with."""
-    others = {
-        "model.environment": has_environment,
-        "model.algorithm.dynamic_sampling": algorithm.dynamic_sampling,
-        "data.staleness": staleness > 0,
-    }
-    for name, there in others.items():
-        if there:
-            raise ValueError(f"model.partial_rollouts does not go with {name}: leave out one of the two.")
-
-
-def check_engine(engine: RolloutEngine, algorithm: GRPOAlgorithm, sampling: SamplingParams, *, staleness: int) -> None:
-    """Refuses an engine that takes no request, cannot record what the objective asks for, or cannot draw ahead."""
+def check_engine(engine: RolloutEngine, algorithm: GRPOAlgorithm, sampling: SamplingParams) -> None:
+    """Refuses an engine that takes no request, or cannot record what the objective asks for."""
     name = type(engine).__name__
     try:
         inspect.signature(engine.generate).bind("model", "request", progress=None, should_stop=None)
@@ -326,11 +304,6 @@ def check_engine(engine: RolloutEngine, algorithm: GRPOAlgorithm, sampling: Samp
         raise ValueError(
             f"model.algorithm.trust_region_top_k needs an engine that records the likeliest tokens, and {name} does "
             "not: leave model.engine out, or set it to 0."
-        )
-    if staleness > 0 and not isinstance(engine, CopyEngine):
-        raise ValueError(
-            f"data.staleness is {staleness}, and {name} reads the policy's weights while they change: set model.engine "
-            "to NativeChildEngine, VLLMEngine or RayEngine, or leave it out."
         )
 
 

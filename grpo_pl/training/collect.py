@@ -105,7 +105,8 @@ class Collected:
     turns: Turns | None = None
     """Rewards of the turns of episodes, under turn supervision."""
     rates: Mapping[int, float] = field(default_factory=dict)
-    """`pass_rates` of every group of the global batch that dynamic sampling drew, chosen or not; empty without it."""
+    """`pass_rates` of every group of the global batch that was drawn, chosen by dynamic sampling or not; without it
+    they are found with the ``Experience``."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall time per stage."""
 

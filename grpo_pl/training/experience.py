@@ -12,7 +12,7 @@ from grpo_pl.distributed.collective import Collective
 from grpo_pl.functional.turn_credit import spread_over_tokens
 from grpo_pl.objective.algorithm import Advantages, GRPOAlgorithm
 from grpo_pl.policy.lora import adapters_off
-from grpo_pl.training.collect import Collected, gathered_values, reward_weights
+from grpo_pl.training.collect import Collected, gathered_values, pass_rates, reward_weights
 from grpo_pl.training.frozen_models import Teachers, TeacherScores
 from grpo_pl.training.microbatches import Scorer, TokenBudget
 from grpo_pl.training.progress import stopwatch
@@ -83,6 +83,8 @@ class ExperienceMaker:
         values = gathered_values(collected.scored, lengths.device, self.collective).unflatten(1, (len(lengths), -1))
         truncated = self._grouped(lengths.new_tensor([r in CUT_OFF for r in rollout.finish_reasons]).bool())
         statistics = self._statistics(collected, forced, values=values, lengths=lengths, truncated=truncated)
+        rewards, prompts = collected.scored.rewards, collected.samples.prompts
+        rates = collected.rates or pass_rates(prompts, values, rewards, self.collective)
         rows = len(rollout.finish_reasons)
         mine = slice(self.collective.rank * rows, (self.collective.rank + 1) * rows)
         keep, active = (of_all.flatten()[mine] for of_all in (statistics.keep, statistics.active))
@@ -99,7 +101,7 @@ class ExperienceMaker:
             advantages = spread_over_tokens(by_turn, rollout.turn_index)
             active = active & (advantages.any(dim=1) | (not self.algorithm.skips_zeros))
         return Experience(
-            **vars(collected),
+            **{**vars(collected), "rates": rates},
             statistics=statistics,
             lengths=lengths,
             observed=self._grouped(rollout.observation_mask.sum(dim=1)),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
 import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 
 from grpo_pl.data.datamodule import RolloutDataModule
@@ -30,11 +31,9 @@ from grpo_pl.processes.malloc import keep_freed_memory
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.episode_settings import EpisodeSettings
-from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.training import checks
 from grpo_pl.training.cold_start import ColdStart
-from grpo_pl.training.collect import pass_rates
 from grpo_pl.training.defaults import Derived, derive, run_facts, unset_fields, with_values
 from grpo_pl.training.demonstrated import DemonstrationBatches
 from grpo_pl.training.experience import Experience, ExperienceMaker
@@ -43,14 +42,13 @@ from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.metrics import REFLECTION_WORDS, StepLog, without_value
 from grpo_pl.training.microbatches import TokenBudget
 from grpo_pl.training.optimization import EntropyControl, Optimization
-from grpo_pl.training.partial_rollouts import PartialRolloutBuffer, PartialRollouts
+from grpo_pl.training.partial_rollouts import PartialRollouts
 from grpo_pl.training.policy_module import PolicyModule
-from grpo_pl.training.prefetch import PrefetchedRollouts
-from grpo_pl.training.progress import stopwatch
 from grpo_pl.training.scoring_models import ScoringModels
-from grpo_pl.training.sync_proof import SyncProof
+from grpo_pl.training.source import RolloutSource, SourceRun, SynchronousRollouts, rollout_source
 from grpo_pl.training.update import PolicyUpdate, UpdateResult
 from grpo_pl.training.vocabulary import first_prompts
+from grpo_pl.training.weight_sync import WeightSyncCheck
 from grpo_pl.types import PromptBatch, SamplingParams
 
 
@@ -120,7 +118,6 @@ class GRPOModule(PolicyModule):
             self,
             teachers=self.teacher_configs,
             privileged=privileged,
-            in_parts=partial_rollouts is not None,
             max_tokens_per_microbatch=max_tokens_per_microbatch,
         )
         self.sampling = replace(sampling, top_logprobs=algorithm.trust_region_top_k)
@@ -129,10 +126,10 @@ class GRPOModule(PolicyModule):
         self._default_engine = self.engine if engine is None else None
         self.configured_algorithm = algorithm
         """The objective as it was given, before a fit chose what it left open."""
-        self._scoring, self._sync_proof = ScoringModels(), SyncProof()
-        self._prefetched: PrefetchedRollouts | None = None
-        self._stored_rollouts: list[dict[str, Any]] = []  # a checkpoint's, as long as nobody has taken them
-        self._partial = None if partial_rollouts is None else PartialRolloutBuffer(settings=partial_rollouts)
+        self._scoring, self._weight_sync = ScoringModels(), WeightSyncCheck()
+        self.partial_rollouts = partial_rollouts
+        self.source: RolloutSource = SynchronousRollouts()
+        """Where completions come from; chosen again for each fit."""
         self._step_log = StepLog(rewards, reflection_words)
         self._entropy_control = EntropyControl()
 
@@ -142,11 +139,11 @@ class GRPOModule(PolicyModule):
         checks.check_trainer(self.trainer)
         end_with_launcher()
         self.engine.close()  # a copy of weights that it kept would be that of an earlier fit
-        self._sync_proof = SyncProof()
+        self._weight_sync = WeightSyncCheck()
         if stage == "fit":
             if self.trainer.strategy.root_device.type == "cpu":
                 keep_freed_memory()
-            self.prepare_staleness(self._data.staleness)
+            self.choose_source(self._data)
             checks.check_averaging(self)
             if self.trainer.fast_dev_run:  # type: ignore[attr-defined]  # Lightning would count optimizer steps as well
                 self.trainer.fit_loop.epoch_loop.max_steps = -1
@@ -155,9 +152,7 @@ class GRPOModule(PolicyModule):
                 self.trainer.limit_train_batches = self.trainer.limit_val_batches = 1.0
 
     def teardown(self, stage: str) -> None:
-        if self._prefetched is not None:
-            self._prefetched.close()
-            self._prefetched = None
+        self.source.close()
         super().teardown(stage)
 
     def derive_defaults(self, data: RolloutDataModule) -> list[Derived]:
@@ -250,117 +245,62 @@ class GRPOModule(PolicyModule):
             )
         return self.optimization.build(self.require_policy().parameters())
 
-    def prepare_staleness(self, staleness: int) -> None:
-        """Prepares for rollouts that are ``staleness`` updates old: their engine, and the objective's correction."""
-        self.algorithm = self.configured_algorithm.for_stale_samples(staleness > 0 or self.draws_in_parts)
-        if self._partial is not None:
-            checks.check_partial(self.algorithm, has_environment=self.environment is not None, staleness=staleness)
-        default = NativeChildEngine if staleness > 0 else NativeEngine
+    def choose_source(self, data: RolloutDataModule) -> None:
+        """Chooses where completions come from, with the engine and the correction of the objective that this needs."""
+        self.source = rollout_source(
+            data,
+            self.partial_rollouts,
+            group_size=self.algorithm.group_size,
+            longest=self.sampling.max_completion_length,
+        )
+        self.algorithm = self.configured_algorithm.for_stale_samples(self.source.stale)
+        default = self.source.default_engine
         if self.engine is self._default_engine and type(self.engine) is not default:
             self.engine = self._default_engine = default()
-        checks.check_engine(self.engine, self.algorithm, self.sampling, staleness=staleness)
-
-    @property
-    def draws_in_parts(self) -> bool:
-        """True if long completions take several steps."""
-        return self._partial is not None
+        checks.check_engine(self.engine, self.algorithm, self.sampling)
+        self.source.check(self.engine, self.algorithm, self.sampling, self.environment)
 
     def on_fit_start(self) -> None:
         checks.check_optimizers(self)
         self._choose_decoder()
-        if self._data.staleness > 0:
-            self._prefetched = PrefetchedRollouts(
-                collector=self.collector,
-                policy=self.require_policy(),
-                data=self._data,
-                proof=self._sync_proof,
-                precision=self.trainer.precision_plugin.forward_context,
-            )
-            self._prefetched.load_state_dict(self._stored_rollouts)
-            self._stored_rollouts = []
-        self._scoring.move_to(self.device, self.require_policy().dtype)
-
-    def on_train_start(self) -> None:
-        if self._stored_rollouts:
-            rank_zero_warn("data.staleness is 0: rollouts that the checkpoint holds are drawn again.")
-            self._stored_rollouts = []
+        policy, precision = self.require_policy(), self.trainer.precision_plugin.forward_context
+        collector, sync = self.collector, self._weight_sync
+        self.source.start(
+            SourceRun(collector=collector, policy=policy, data=self._data, sync=sync, precision=precision)
+        )
+        self._scoring.move_to(self.device, policy.dtype)
 
     # --- training ---------------------------------------------------------------------------------------------------
 
+    def on_train_batch_start(self, batch: PromptBatch, batch_idx: int) -> None:
+        self.engine.updates = self._weight_sync.updates = self._data.completed_rollouts
+        self._weight_sync.metrics = {}
+
     def training_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Experience | Tensor]:
         """One rollout and its updates; `collect` and `update` are the two halves that a subclass may override."""
-        seconds: dict[str, float] = {}
-        self.engine.updates = self._sync_proof.updates = self._data.completed_rollouts
-        self._sync_proof.metrics = {}
-        with stopwatch(seconds, "step"):
-            # prompts → rollout → reward → advantage
-            experience = self.collect(batch)
-            self._data.source.observe(
-                experience.rates
-                or pass_rates(experience.samples.prompts, experience.values, self.rewards, self.collective)
-            )
-            # → loss → update
-            result = self.update(experience)
+        started = time.perf_counter()
+        experience = self.collect(batch)  # prompts → rollout → reward → advantage
+        self._data.source.observe(experience.rates)
+        result = self.update(experience)  # → loss → update
+        seconds = time.perf_counter() - started
         self.engine.update_weights(self.require_policy())
-        # → metrics
-        metrics = self._step_log.metrics(
-            experience,
-            result,
-            self.collective,
-            more=self._further_metrics(experience),
-            lr=float(cast(torch.optim.Optimizer, self.optimizers()).param_groups[0]["lr"]),
-            step_seconds=seconds["step"],
-        )
-        self.log_dict(metrics, on_step=True, on_epoch=False, logger=False, batch_size=len(experience.keep))
-        for logger in self.loggers:  # Lightning's own way would repeat old values of names that are missing today
-            logger.log_metrics(metrics, step=batch.step + 1)
-        self._step_log.check_divergence(result.taken, self.optimization.max_skipped_updates)
-        # the rollout is used up
-        for own in self.trainer.lr_scheduler_configs:
-            if (batch.step + 1) % own.frequency == 0:
-                self.lr_scheduler_step(own.scheduler, None)
-        if self._prefetched is not None:
-            self._prefetched.done(batch.step)
-        if self._partial is not None:
-            self._partial.commit()
+        self._log_step(experience, result, seconds)  # → metrics
+        self._step_schedulers(batch.step)
+        self.source.commit(batch.step)
         self._data.completed_rollouts += 1
         loss = torch.tensor(result.losses or [0.0]).mean()  # for SpikeDetection and others that expect one
         return {"experience": experience, "loss": loss}  # for callbacks, as ``outputs``
 
     def collect(self, batch: PromptBatch) -> Experience:
         """Prompts → rollout → reward → advantage."""
-        policy, collector, proof = self.require_policy(), self.collector, self._sync_proof
+        policy = self.require_policy()
         optimizer = cast(torch.optim.Optimizer, self.optimizers())
         self.budget.resolve(policy, trained_before=bool(optimizer.state), collective=self.collective)
         self._scoring.renew(policy, batch.step)
-        seconds: dict[str, float] = {}
         with self._gathered_for_engine():
-            # prompts → rollout: drawn beside earlier updates, in parts, or here and now
-            if self._prefetched is not None:
-                drawn = self._prefetched.take(batch, seconds)
-            elif self._partial is not None:
-                drawn = self._partial.take(collector, policy, self._data, proof, batch.step, seconds), None
-            else:
-                with stopwatch(seconds, "rollout"):
-                    drawn = collector.draw(policy, collector.request(batch.prompts, batch.step)), None
-            # → reward; dynamic sampling draws further prompts
-            collected = collector.collect(policy, drawn, self._data.prompts, seconds)
+            collected = self.source.take(batch, {})
             if self.environment is not None:
                 self._step_log.warn_of_failed_episodes(*without_value(collected.samples, self.collective))
-            checked_before = self._prefetched is not None or self._partial is not None
-            if collected.attempts or not checked_before:
-                proof.check(
-                    policy,
-                    collected.samples,
-                    seconds,
-                    self.engine,
-                    self.sampling.temperature,
-                    self.collective,
-                    newest_only=checked_before,
-                )
-            if self._prefetched is not None:
-                self._prefetched.launch(batch.step)
-            # → advantage, and the log-probabilities that the loss compares to
             reference = None if self._scoring.reference is None else self._scoring.reference.model
             return self._experience_maker().make(policy, reference, collected, self._scoring.teacher)
 
@@ -407,32 +347,41 @@ class GRPOModule(PolicyModule):
         with joining_gradients(self.trainer.strategy, self.require_policy(), last=last):
             self.manual_backward(loss)
 
-    def _further_metrics(self, experience: Experience) -> dict[str, float]:
-        """Metrics beside those of experience and update, in the order in which they are logged."""
-        found: dict[str, float] = {}
+    def _log_step(self, experience: Experience, result: UpdateResult, seconds: float) -> None:
+        """Logs the metrics of a step, and ends a run that has diverged."""
+        more: dict[str, float] = {}
         for callback in self._step_callbacks:
-            found |= callback.step_metrics(self.trainer, self, experience)
-        for part in (self._sync_proof, self._prefetched, self._partial, self._entropy_control):
-            found |= {} if part is None else part.step_metrics(experience, self.collective)
-        return found
+            more |= callback.step_metrics(self.trainer, self, experience)
+        more |= self._weight_sync.metrics | self.source.metrics(experience) | self._entropy_control.step_metrics()
+        step = experience.samples.step
+        lr = float(cast(torch.optim.Optimizer, self.optimizers()).param_groups[0]["lr"])
+        metrics = self._step_log.metrics(experience, result, self.collective, more=more, lr=lr, step_seconds=seconds)
+        self.log_dict(metrics, on_step=True, on_epoch=False, logger=False, batch_size=len(experience.keep))
+        for logger in self.loggers:  # Lightning's own way would repeat old values of names that are missing today
+            logger.log_metrics(metrics, step=step + 1)
+        self._step_log.check_divergence(result.taken, self.optimization.max_skipped_updates)
+
+    def _step_schedulers(self, step: int) -> None:
+        """Takes a step of each scheduler of an own `configure_optimizers`, in its frequency."""
+        for own in self.trainer.lr_scheduler_configs:
+            if (step + 1) % own.frequency == 0:
+                self.lr_scheduler_step(own.scheduler, None)
 
     def _wait_for_engine(self) -> None:
-        if self._prefetched is not None:
-            self._prefetched.wait()
+        self.source.wait()
 
     # --- checkpoint -------------------------------------------------------------------------------------------------
 
     def finish_rollouts(self) -> dict[int, str]:
-        """See `PrefetchedRollouts.finish`; nothing is lost where none is drawn ahead."""
-        return {} if self._prefetched is None else self._prefetched.finish()
+        """See `RolloutSource.finish`."""
+        return self.source.finish()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
         checkpoint |= self._step_log.state_dict() | self._scoring.state_dict()
         checkpoint["token_budget"] = self.budget.state_dict()
         checkpoint["entropy_control"] = self._entropy_control.state_dict()
-        checkpoint["rollouts"] = self._stored_rollouts if self._prefetched is None else self._prefetched.state_dict()
-        checkpoint["carried"] = {} if self._partial is None else self._partial.state_dict()
+        checkpoint |= self.source.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
@@ -440,14 +389,6 @@ class GRPOModule(PolicyModule):
         self._step_log.load_state_dict(checkpoint)
         self._entropy_control.load_state_dict(checkpoint.get("entropy_control", {}))
         self.budget.load_state_dict(checkpoint.get("token_budget", TokenBudget().state_dict()))
-        self._stored_rollouts = checkpoint.get("rollouts", [])
-        if self._prefetched is not None:  # a sharded one is read after the start of a fit
-            self._prefetched.load_state_dict(self._stored_rollouts)
-            self._stored_rollouts = []
-        carried = checkpoint.get("carried")
-        if carried and self._partial is None:
-            rank_zero_warn("model.partial_rollouts is off: completions that the checkpoint carries are dropped.")
-        elif carried and self._partial is not None:
-            longest = self.sampling.max_completion_length
-            self._partial.load_state_dict(carried, group_size=self.algorithm.group_size, longest=longest)
+        if self.trainer.training:
+            self.source.load_state_dict(checkpoint)
         self._scoring.load_state_dict(checkpoint)

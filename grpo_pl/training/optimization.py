@@ -151,7 +151,7 @@ class EntropyControl:
             most=algorithm.entropy_coef_max,
         )
 
-    def step_metrics(self, *_: object) -> dict[str, float]:
+    def step_metrics(self) -> dict[str, float]:
         """The coefficient, once it has moved."""
         return {} if self.coefficient is None else {"entropy_coef": self.coefficient}
 

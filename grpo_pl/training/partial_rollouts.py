@@ -5,25 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from grpo_pl.distributed.collective import Collective
+from grpo_pl.environments.base import Environment
+from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.partial import PartialCompletion, PartialGroup, PartialSampler, RowIndex, extended, new_groups
 from grpo_pl.rollout.sampler import Samples
-from grpo_pl.training.collect import Collector, DrawRequest
+from grpo_pl.training.collect import Collected, DrawRequest
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.metrics import staleness
 from grpo_pl.training.plain_samples import check_plain, plain_problem
 from grpo_pl.training.progress import stopwatch
-from grpo_pl.training.sync_proof import ROWS, SyncProof
-from grpo_pl.types import Problem
+from grpo_pl.training.source import RolloutSource
+from grpo_pl.training.weight_sync import ROWS
+from grpo_pl.types import Problem, PromptBatch, SamplingParams
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from grpo_pl.data.datamodule import RolloutDataModule
+    pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +51,16 @@ Grow = Callable[[list[PartialGroup]], dict[RowIndex, PartialCompletion]]
 """Draws more of this rank's groups, as `PartialSampler.grow`; all ranks call it, some perhaps with no group."""
 
 
-@dataclass(kw_only=True)
-class PartialRolloutBuffer:
+@dataclass(kw_only=True, eq=False)
+class PartialRolloutBuffer(RolloutSource):
     """The groups that are open between two steps, the oldest first, the same on every rank."""
 
+    stale: ClassVar[bool] = True
+    entry: ClassVar[str] = "carried"
     settings: PartialRollouts
+    group_size: int
+    longest: int
+    """Most tokens of a completion."""
     groups: list[PartialGroup] = field(default_factory=list)
     opened: int = 0
     """Steps whose prompts have been asked so far."""
@@ -66,7 +73,6 @@ class PartialRolloutBuffer:
         *,
         wanted: int,
         prompts_of: Callable[[int], Sequence[Problem]],
-        group_size: int,
         grow: Grow,
         collective: Collective,
         device: torch.device | None = None,
@@ -87,7 +93,7 @@ class PartialRolloutBuffer:
         while opened < min(step + self.settings.steps_in_flight, steps) or len(groups) < wanted:
             prompts = prompts_of(opened)
             collective.interruptible(partial(check_plain, prompts), device or torch.device("cpu"))
-            mine = new_groups(prompts, step=opened, attempt=0, group_size=group_size)
+            mine = new_groups(prompts, step=opened, attempt=0, group_size=self.group_size)
             groups += [group for part in collective.gather_objects(mine) for group in part]
             opened += 1
         drawn: set[int] = set()
@@ -106,21 +112,34 @@ class PartialRolloutBuffer:
         mine = [groups[i] for i in chosen[collective.rank * share : (collective.rank + 1) * share]]
         return mine, [groups[i] for i in sorted(drawn)]
 
-    def take(
-        self,
-        collector: Collector,
-        policy: PreTrainedModel,
-        data: RolloutDataModule,
-        proof: SyncProof,
-        step: int,
-        seconds: dict[str, float],
-    ) -> Samples:
-        """This rank's groups for the update of a step, as `advance` finds them; all ranks call it.
+    def check(
+        self, engine: RolloutEngine, algorithm: GRPOAlgorithm, sampling: SamplingParams, environment: Environment | None
+    ) -> None:
+        others = {
+            "model.environment": environment is not None,
+            "model.algorithm.dynamic_sampling": algorithm.dynamic_sampling,
+            "model.sampling.thinking_budget": sampling.thinking_budget is not None,
+            "model.sampling.sampling_mask": sampling.sampling_mask,
+            "model.algorithm.trust_region_top_k": algorithm.needs_likely,
+        }
+        for name, there in others.items():
+            if there:
+                raise ValueError(f"model.partial_rollouts does not go with {name}: leave out one of the two.")
+
+    def check_prompts(self, prompts: Sequence[Problem]) -> None:
+        check_plain(prompts)
+
+    def describe(self, algorithm: GRPOAlgorithm, engine: RolloutEngine) -> str:
+        return f"completions over several steps, corrected by {algorithm.correction}; "
+
+    def take(self, batch: PromptBatch, seconds: dict[str, float]) -> Collected:
+        """Takes this rank's groups for the update of a step, as `advance` finds them; all ranks call it.
 
         Raises:
             OutOfSync: what was drawn for it was not drawn from the policy as it is.
             ValueError, RolloutInterrupted: as `advance` and `PartialSampler.grow`.
         """
+        collector, policy, data, step = self.run.collector, self.run.policy, self.run.data, batch.step
         sampler = PartialSampler(
             sampler=collector.sampler,
             sampling=collector.sampling,
@@ -138,7 +157,6 @@ class PartialRolloutBuffer:
                 data.steps,
                 wanted=data.prompt_count,
                 prompts_of=lambda step: data.prompts(step).prompts,
-                group_size=collector.algorithm.group_size,
                 grow=grow,
                 collective=collector.collective,
                 device=policy.device,
@@ -146,18 +164,19 @@ class PartialRolloutBuffer:
         whole = sampler.whole(mine, step, policy.device)
         engine, temperature = collector.sampler.engine, collector.sampling.temperature
         if engine.weights_version is not None:
-            newest = _newest(sampler, grown, whole, proof.updates)
-            proof.check(policy, newest, seconds, engine, temperature, collector.collective, newest_only=True)
-        return whole
+            sync = self.run.sync
+            newest = _newest(sampler, grown, whole, sync.updates)
+            sync.check(policy, newest, seconds, engine, temperature, collector.collective, newest_only=True)
+        return collector.collect(policy, (whole, None), data.prompts, seconds)
 
-    def step_metrics(self, experience: Experience, collective: Collective) -> dict[str, float]:
+    def metrics(self, experience: Experience) -> dict[str, float]:
         """Age of the tokens, and completions of which the step just made has left something to draw."""
         groups = self.groups if self._next is None else self._next[0]
         waiting = sum(row.finish_reason is None for group in groups for row in group.completions)
-        return {**staleness(experience, collective), "rollout/carried_completions": float(waiting)}
+        return {**staleness(experience, self.run.collector.collective), "rollout/carried_completions": float(waiting)}
 
-    def commit(self) -> None:
-        """The step is done: what it left waits for the next one."""
+    def commit(self, step: int) -> None:
+        """The step is made: what it left waits for the next one."""
         if self._next is not None:
             (self.groups, self.opened), self._next = self._next, None
 
@@ -171,22 +190,23 @@ class PartialRolloutBuffer:
             }
             for group in self.groups
         ]
-        return {"groups": groups, "opened": self.opened}
+        return {self.entry: {"groups": groups, "opened": self.opened}}
 
-    def load_state_dict(self, state: Mapping[str, Any], *, group_size: int, longest: int) -> None:
+    def load_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Takes back what `state_dict` gave; completions that are longer than allowed by now end there."""
+        super().load_state_dict(checkpoint)
+        state = checkpoint.get(self.entry) or {"groups": [], "opened": 0}
         groups = []
         for group in state["groups"]:
             rows = [PartialCompletion(**row) for row in group["completions"]]
-            if len(rows) != group_size:
+            if len(rows) != self.group_size:
                 raise ValueError(
                     f"the checkpoint carries groups of {len(rows)} completions that are not finished, and "
-                    f"model.algorithm.group_size is {group_size}: resume with the former, or begin a run of another "
-                    "--name."
+                    f"model.algorithm.group_size is {self.group_size}: resume with the former, or begin a run of "
+                    "another --name."
                 )
-            cut = (
-                row if row.finish_reason or len(row.tokens) < longest else row.first(longest, "length") for row in rows
-            )
+            ended = (row.finish_reason is not None or len(row.tokens) < self.longest for row in rows)
+            cut = (row if whole else row.first(self.longest, "length") for row, whole in zip(rows, ended, strict=True))
             prompt = Problem(**group["prompt"])
             groups.append(
                 PartialGroup(prompt=prompt, step=group["step"], attempt=group["attempt"], completions=tuple(cut))

@@ -4,38 +4,40 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.distributed.sharding import trainable_parts
+from grpo_pl.environments.base import Environment
 from grpo_pl.files.checkpoints import CheckpointError
+from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.rollout.child.engine import ChildEngine
 from grpo_pl.rollout.copy_engine import CopyEngine, Snapshot
-from grpo_pl.rollout.engine import ProgressFn, RolloutInterrupted
+from grpo_pl.rollout.engine import ProgressFn, RolloutEngine, RolloutInterrupted
 from grpo_pl.rollout.groups import join_samples, samples_to, select_groups
+from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.sampler import Samples
-from grpo_pl.training.collect import Collector, Draws
+from grpo_pl.training.collect import Collected, Draws
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.metrics import staleness
 from grpo_pl.training.plain_samples import check_plain, from_plain, to_plain, trimmed
 from grpo_pl.training.progress import stopwatch
-from grpo_pl.training.sync_proof import Comparison, SyncProof, compare
-from grpo_pl.types import Problem, PromptBatch
+from grpo_pl.training.source import RolloutSource, SourceRun
+from grpo_pl.training.weight_sync import Comparison, compare
+from grpo_pl.types import Problem, PromptBatch, SamplingParams
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from grpo_pl.data.datamodule import RolloutDataModule
+    pass
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +80,7 @@ class PendingRollout:
         return "" if error is None else " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
-class PrefetchedRollouts:
+class PrefetchedRollouts(RolloutSource):
     """Rollouts from weights of ``data.staleness`` updates ago, drawn in one background thread of each rank and in the
     order of their launches. All ranks call its methods together.
 
@@ -88,52 +90,73 @@ class PrefetchedRollouts:
     it asks for.
 
     Args:
-        collector: draws them, with an engine that keeps a copy of the weights and works for the thread alone.
-        policy: as it is now; its device is where ranks exchange tensors.
-        data: says for which steps, and asks the prompts.
-        proof: compares what is drawn with the policy of its launch.
-        precision: that of a step's forward passes, for checkpoints are saved between steps.
+        staleness: updates between the launch of a rollout and the one that learns from it, from 1.
     """
 
-    def __init__(
-        self,
-        *,
-        collector: Collector,
-        policy: PreTrainedModel,
-        data: RolloutDataModule,
-        proof: SyncProof,
-        precision: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        sampler, engine = collector.sampler, collector.sampler.engine
-        assert isinstance(engine, CopyEngine) and collector.should_stop is not None
-        # a tokenizer serves one thread at a time
-        self._collector = replace(collector, sampler=replace(sampler, tokenizer=deepcopy(sampler.tokenizer)))
-        self._engine, self._collective, self._should_stop = engine, collector.collective, collector.should_stop
-        self._policy, self._data, self._proof, self._precision = policy, data, proof, precision
-        self._threads, self._threads_of_engine = torch.get_num_threads(), getattr(engine, "threads", None)
-        if policy.device.type == "cpu" and isinstance(engine, ChildEngine):
-            engine.threads = engine.threads or max(1, self._threads // 2)
-            torch.set_num_threads(max(1, self._threads - engine.threads))
+    default_engine: ClassVar[type[RolloutEngine]] = NativeChildEngine
+    stale: ClassVar[bool] = True
+    entry: ClassVar[str] = "rollouts"
+
+    def __init__(self, staleness: int) -> None:
+        self.staleness = staleness
+        self._stored: Sequence[dict[str, Any]] = []  # a checkpoint's, until the start
+        self._started = False
         self._by_step: dict[int, PendingRollout] = {}
         self._dropped: list[PendingRollout] = []  # to be drawn again; the thread may still be at work on them
         self._deadline = float("inf")  # once the run was told to stop
         self._thread: ThreadPoolExecutor | None = None
+
+    def check(
+        self, engine: RolloutEngine, algorithm: GRPOAlgorithm, sampling: SamplingParams, environment: Environment | None
+    ) -> None:
+        if not isinstance(engine, CopyEngine):
+            raise ValueError(
+                f"data.staleness is {self.staleness}, and {type(engine).__name__} reads the policy's weights while "
+                "they change: set model.engine to NativeChildEngine, VLLMEngine or RayEngine, or leave it out."
+            )
+
+    def check_prompts(self, prompts: Sequence[Problem]) -> None:
+        check_plain(prompts)
+
+    def describe(self, algorithm: GRPOAlgorithm, engine: RolloutEngine) -> str:
+        return (
+            f"rollouts {self.staleness} updates old, corrected by {algorithm.correction}, drawn with "
+            f"{getattr(engine, 'threads', None)} threads beside {torch.get_num_threads()} of the updates; "
+        )
+
+    def start(self, run: SourceRun) -> None:
+        super().start(run)
+        sampler, engine = run.collector.sampler, run.collector.sampler.engine
+        assert isinstance(engine, CopyEngine) and run.collector.should_stop is not None
+        # a tokenizer serves one thread at a time
+        self._collector = replace(run.collector, sampler=replace(sampler, tokenizer=deepcopy(sampler.tokenizer)))
+        self._engine, self._collective = engine, run.collector.collective
+        self._should_stop = run.collector.should_stop
+        self._policy, self._data, self._precision = run.policy, run.data, run.precision
+        self._threads, self._threads_of_engine = torch.get_num_threads(), getattr(engine, "threads", None)
+        if run.policy.device.type == "cpu" and isinstance(engine, ChildEngine):
+            engine.threads = engine.threads or max(1, self._threads // 2)
+            torch.set_num_threads(max(1, self._threads - engine.threads))
+        self._started = True
+        self._restore(self._stored)
+        self._stored = []
 
     @property
     def pending(self) -> list[PendingRollout]:
         """Rollouts that no completed step has trained on, by step."""
         return [self._by_step[step] for step in sorted(self._by_step)]
 
-    def take(self, batch: PromptBatch, seconds: dict[str, float]) -> Draws:
-        """The rollout of a step, compared with the policy of its launch. The next ones are launched first, so that the
-        engine goes on at once; under dynamic sampling, which may need further attempts of this step, the last of them
-        is launched after these, by `launch`.
+    def take(self, batch: PromptBatch, seconds: dict[str, float]) -> Collected:
+        """Takes the rollout of a step, compared with the policy of its launch. The next ones are launched first, so
+        that the engine goes on at once; under dynamic sampling, which may need further attempts of this step, the last
+        of them is launched after these.
 
         Raises:
             OutOfSync: it was not drawn from the policy of its launch.
             RolloutInterrupted: the run was told to stop, on any rank; the rollout goes on.
             Exception: what the drawing raised; on other ranks as ``Collective.interruptible`` says.
         """
+        sync, collector, policy = self.run.sync, self.run.collector, self._policy
         self.launch(batch.step - self._collector.algorithm.dynamic_sampling)
         rollout = self._by_step[batch.step]
         report = self._collector.progress(len(batch.prompts) * self._collector.algorithm.group_size)
@@ -150,8 +173,13 @@ class PrefetchedRollouts:
             self._collective.interruptible(drawn, self._policy.device)
         with stopwatch(seconds, "sync_proof"):
             found = self._compared(rollout)
-        self._proof.judge(found, self._policy, self._engine, step=batch.step, expected=rollout.version)
-        return rollout.drawn.result()
+        sync.judge(found, policy, self._engine, step=batch.step, expected=rollout.version)
+        collected = collector.collect(policy, rollout.drawn.result(), self._data.prompts, seconds)
+        if collected.attempts:  # which were drawn here and now
+            temperature, ranks = collector.sampling.temperature, self._collective
+            sync.check(policy, collected.samples, seconds, self._engine, temperature, ranks, newest_only=True)
+        self.launch(batch.step)
+        return collected
 
     def launch(self, step: int) -> None:
         """Begins to draw the rollouts up to ``data.staleness`` steps behind ``step``, unless they are under way."""
@@ -180,13 +208,12 @@ class PrefetchedRollouts:
         rollout.drawn = self._thread.submit(self._draw, rollout, snapshot, draw)
         self._by_step[step] = rollout
 
-    def done(self, step: int) -> None:
-        """The update of a step is made."""
+    def commit(self, step: int) -> None:
         self._by_step.pop(step, None)
 
-    def step_metrics(self, experience: Experience, collective: Collective) -> dict[str, float]:
+    def metrics(self, experience: Experience) -> dict[str, float]:
         """``sampling/staleness``: updates of the policy since a token was drawn, mean over the batch."""
-        return staleness(experience, collective)
+        return staleness(experience, self._collective)
 
     def wait(self) -> None:
         """Waits until the engine has nothing else to draw.
@@ -221,13 +248,16 @@ class PrefetchedRollouts:
         if lost := self._ended():
             return lost
         found = [(rollout, self._compared(rollout)) for rollout in self.pending]
-        holds = partial(self._proof.holds, policy=self._policy, engine=self._engine)
+        holds = partial(self.run.sync.holds, policy=self._policy, engine=self._engine)
         with self._precision():
             wrong = [rollout for rollout, sync in found if not holds(sync, expected=rollout.version)]
         return {rollout.step: "it was not drawn from the policy's weights" for rollout in wrong}
 
     def close(self) -> None:
         """Stops what is under way."""
+        if not self._started:
+            return
+        self._started = False
         self._cancel()
         if not all(drawn.done() for drawn in self._under_way()):
             self._engine.kill()
@@ -241,12 +271,14 @@ class PrefetchedRollouts:
         if isinstance(self._engine, ChildEngine):
             self._engine.threads = self._threads_of_engine
 
-    def state_dict(self) -> list[dict[str, Any]]:
+    def state_dict(self) -> dict[str, Any]:
         """The finished rollouts of all ranks as tensors and plain values, rows in the order of the global batch.
 
         Raises:
             CheckpointError: some are lost.
         """
+        if not self._started:
+            return {self.entry: self._stored}
         if lost := self.finish():
             raise CheckpointError(f"rollouts that were drawn ahead are lost, by step: {lost}.")
         states, pad_token_id = [], int(self._collector.sampler.tokenizer.pad_token_id)
@@ -260,14 +292,21 @@ class PrefetchedRollouts:
                     parts = self._collective.gather_objects(samples_to(mine, torch.device("cpu")))
                     state[name] = to_plain(join_samples(parts, pad_token_id))
             states.append(state)
-        return states
+        return {self.entry: states}
 
-    def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
+    def load_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Takes back what `state_dict` gave, on any number of ranks: each its part of the rows.
 
         Raises:
-            ValueError: they were drawn with other settings than the run has now.
+            ValueError: they were drawn with other settings than the run has now; where the fit has not begun, in
+                `start`.
         """
+        super().load_state_dict(checkpoint)
+        self._stored = checkpoint.get(self.entry, [])
+        if self._started:  # a sharded checkpoint is read after the start of a fit
+            self._restore(self._stored)
+
+    def _restore(self, states: Sequence[dict[str, Any]]) -> None:
         algorithm, episodes = self._collector.algorithm, self._collector.sampler.pool is not None
         for state in states:
             samples = state["samples"]

@@ -11,6 +11,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from grpo_pl.data.datamodule import RolloutDataModule
+from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 from grpo_pl.functional.logprobs import TaughtTokens
 from grpo_pl.functional.sampling import likeliest_tokens, truncate_logits
 from grpo_pl.objective.algorithm import GRPOAlgorithm
@@ -342,4 +344,4 @@ def test_an_engine_of_one_s_own_that_does_not_record_them_is_refused(monkeypatch
         engine=PlainEngine(),
     )
     with pytest.raises(ValueError, match=r"PlainEngine does not: leave model\.engine out"):
-        module.prepare_staleness(0)
+        module.choose_source(RolloutDataModule(ArithmeticPrompts()))

@@ -57,11 +57,11 @@ def test_an_engine_that_takes_no_request_is_refused_in_one_line(engine: RolloutE
     with pytest.raises(
         ValueError, match=rf"^model\.engine: generate of {name} does not take .*{reason}.*engines\.md\.$"
     ):
-        check_engine(engine, GRPOAlgorithm(), SamplingParams(), staleness=0)
+        check_engine(engine, GRPOAlgorithm(), SamplingParams())
 
 
 def test_an_engine_that_passes_its_arguments_on_is_taken() -> None:
-    check_engine(Passing(), GRPOAlgorithm(), SamplingParams(), staleness=0)
+    check_engine(Passing(), GRPOAlgorithm(), SamplingParams())
 
 
 @pytest.mark.parametrize(

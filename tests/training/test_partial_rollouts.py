@@ -151,20 +151,20 @@ def steps_of(carried: PartialRolloutBuffer, steps: range, total: int, **changes:
             **{
                 "wanted": 2,
                 "prompts_of": prompts_of,
-                "group_size": 2,
                 "grow": grow,
                 "collective": Collective(),
                 **changes,
             },
         )
         assert all(group.whole for group in mine)
-        carried.commit()
+        carried.commit(step)
         found.append([group.prompt.id for group in mine])
     return found
 
 
-def carried_over(in_flight: int = 2) -> PartialRolloutBuffer:
-    return PartialRolloutBuffer(settings=PartialRollouts(part_length=4, steps_in_flight=in_flight))
+def carried_over(in_flight: int = 2, group_size: int = 2, longest: int = 20) -> PartialRolloutBuffer:
+    settings = PartialRollouts(part_length=4, steps_in_flight=in_flight)
+    return PartialRolloutBuffer(settings=settings, group_size=group_size, longest=longest)
 
 
 def test_groups_that_are_whole_go_first_and_the_others_wait() -> None:
@@ -183,7 +183,7 @@ def test_a_checkpoint_holds_what_waits(stopped_after: int) -> None:
     stored = io.BytesIO()
     torch.save(begun.state_dict(), stored)
     resumed = carried_over()
-    resumed.load_state_dict(torch.load(io.BytesIO(stored.getvalue()), weights_only=True), group_size=2, longest=20)
+    resumed.load_state_dict(torch.load(io.BytesIO(stored.getvalue()), weights_only=True))
     assert str(resumed.groups) == str(begun.groups)
     assert first + steps_of(resumed, range(stopped_after, 3), 3) == [[1, 2], [3, 4], [0, 5]]
 
@@ -223,9 +223,9 @@ def test_another_group_size_is_refused_and_a_lower_limit_ends_what_is_too_long()
     begun = carried_over()
     steps_of(begun, range(1), 3)
     with pytest.raises(ValueError, match=r"carries groups of 2 completions .*group_size is 4: resume"):
-        carried_over().load_state_dict(begun.state_dict(), group_size=4, longest=20)
-    resumed = carried_over()
-    resumed.load_state_dict(begun.state_dict(), group_size=2, longest=3)
+        carried_over(group_size=4).load_state_dict(begun.state_dict())
+    resumed = carried_over(longest=3)
+    resumed.load_state_dict(begun.state_dict())
     rows = {group.prompt.id: group.completions for group in resumed.groups}
     assert [(len(row.tokens), row.finish_reason) for row in rows[0]] == [(2, "stop"), (3, "length")]
 

@@ -28,7 +28,8 @@ from grpo_pl.training import prefetch
 from grpo_pl.training.collect import Collector
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.prefetch import PrefetchedRollouts, earlier_weights
-from grpo_pl.training.sync_proof import OutOfSync, SyncProof
+from grpo_pl.training.source import SourceRun
+from grpo_pl.training.weight_sync import OutOfSync, WeightSyncCheck
 from grpo_pl.types import GenerateRequest, SampleKey, SamplingParams
 from tests.training.runs import ReadMetrics, assert_same_end, resumed, steps_of
 
@@ -89,7 +90,7 @@ def test_a_run_without_staleness_draws_the_rollouts_of_its_checkpoint_again(
     steps = steps_of(read_metrics(run / "metrics.csv"))
     assert [row["step"] for row in steps[-3:]] == ["3", "4", "5"]
     assert all("sampling/staleness" not in row for row in steps[-3:])
-    assert torch.load(run / "checkpoints/rollout-000003.ckpt", weights_only=True)["rollouts"] == []
+    assert "rollouts" not in torch.load(run / "checkpoints/rollout-000003.ckpt", weights_only=True)
 
 
 def test_an_engine_that_dies_in_the_middle_draws_again_from_the_weights_of_the_launch(
@@ -234,7 +235,7 @@ def test_a_second_fit_of_a_module_has_the_engine_and_the_correction_of_its_own_s
     )
     found = []
     for staleness in (0, 2, 0):
-        module.prepare_staleness(staleness)
+        module.choose_source(RolloutDataModule(ArithmeticPrompts(), staleness=staleness))
         found.append((type(module.engine), module.algorithm.mismatch))
     assert found == [(NativeEngine, "none"), (NativeChildEngine, "in_ratio"), (NativeEngine, "none")]
 
@@ -262,25 +263,28 @@ class Ahead:
             collective=Collective(),
             report=lambda *_: None,
             should_stop=lambda: stopped,
+            before_draw=lambda: self.rollouts.wait(),
         )
-        self.rollouts = PrefetchedRollouts(
-            collector=collector, policy=policy, data=self.data, proof=SyncProof(), precision=nullcontext
+        self.rollouts = PrefetchedRollouts(staleness=2)
+        self.sync = WeightSyncCheck()
+        self.rollouts.start(
+            SourceRun(collector=collector, policy=policy, data=self.data, sync=self.sync, precision=nullcontext)
         )
 
     def take(self) -> list[int]:
         """Takes the next step's rollout, updates the policy, and returns from which versions the rollout is."""
-        samples, _ = self.rollouts.take(self.data.prompts(self.data.completed_rollouts), {})
+        samples = self.rollouts.take(self.data.prompts(self.data.completed_rollouts), {}).samples
         with torch.no_grad():
             for parameter in self.policy.parameters():
                 parameter += 0.05 * torch.randn_like(parameter)
-        self.rollouts.done(self.data.completed_rollouts)
+        self.rollouts.commit(self.data.completed_rollouts)
         self.data.completed_rollouts += 1
         self.engine.updates = self.data.completed_rollouts
         self.engine.update_weights(self.policy)
         return sorted(set(samples.rollout.policy_version[samples.rollout.action_mask].tolist()))
 
     def stored(self) -> list[tuple[int, int]]:
-        return [(state["step"], state["version"]) for state in self.rollouts.state_dict()]
+        return [(state["step"], state["version"]) for state in self.rollouts.state_dict()["rollouts"]]
 
 
 @pytest.fixture
@@ -299,17 +303,15 @@ def ahead(tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> A
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_checkpoint_holds_what_older_weights_drew_and_no_more(ahead: Callable[..., Ahead], dynamic: bool) -> None:
-    """With dynamic sampling the last rollout is launched by hand, behind further attempts; here there is no such
-    launch, so it is drawn from the weights of one update later."""
     run = ahead(dynamic_sampling=dynamic)
     assert run.stored() == []
     assert run.take() == [0]
-    assert run.stored() == ([(1, 0)] if dynamic else [(1, 0), (2, 0)])
+    assert run.stored() == [(1, 0), (2, 0)]
     assert run.take() == [0]
-    assert run.stored() == ([(2, 1)] if dynamic else [(2, 0), (3, 1)])
-    assert run.take() == [1 if dynamic else 0]
-    assert run.stored() == ([(3, 2)] if dynamic else [(3, 1)])
-    assert run.take() == [2 if dynamic else 1]  # the last
+    assert run.stored() == [(2, 0), (3, 1)]
+    assert run.take() == [0]
+    assert run.stored() == [(3, 1)]
+    assert run.take() == [1]  # the last
     assert run.stored() == []
 
 

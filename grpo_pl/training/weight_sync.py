@@ -1,4 +1,4 @@
-"""``SyncProof``: an engine that keeps a copy of the weights is held to the policy's after every rollout."""
+"""``WeightSyncCheck``: checks after each rollout that the engine's copy of the weights is the policy's."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def compare(
     return Comparison(error=float(torch.tensor(differences).max()), compared=any(tokens), version=min(known))
 
 
-class SyncProof:
+class WeightSyncCheck:
     """Compares the engine's log-probabilities of some completions with the policy's.
 
     error = mean over their tokens of |log π_policy(token) − log π_engine(token)|, the largest over the ranks.
@@ -101,10 +101,6 @@ class SyncProof:
         self._bound: float | None = None
         self.updates = 0
         """Updates of the policy so far, one a rollout, those before a resume included."""
-
-    def step_metrics(self, *_: object) -> dict[str, float]:
-        """``sampling/sync_error`` of the step; takes what every part of the module with metrics is given."""
-        return self.metrics
 
     def check(
         self,

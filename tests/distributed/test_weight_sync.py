@@ -7,8 +7,8 @@ import torch
 
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.rollout.plain import PlainEngine
-from grpo_pl.training.sync_proof import OutOfSync, SyncProof
-from tests.training.test_sync_proof import collected_by
+from grpo_pl.training.weight_sync import OutOfSync, WeightSyncCheck
+from tests.training.test_weight_sync import collected_by
 
 
 def test_an_older_copy_on_one_rank_ends_the_run_on_all(
@@ -18,7 +18,7 @@ def test_an_older_copy_on_one_rank_ends_the_run_on_all(
 
     def work(collective: Collective) -> list[str]:
         torch.set_num_threads(1)
-        engine, proof = PlainEngine(), SyncProof()
+        engine, proof = PlainEngine(), WeightSyncCheck()
         engine.weights_version = 0
         proof.check(tiny_policy, experience.samples, {}, engine, 1.0, collective)
         proof.updates = 1

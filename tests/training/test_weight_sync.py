@@ -15,7 +15,7 @@ from grpo_pl.distributed.collective import Collective
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.rewards import MathReward
 from grpo_pl.rollout.plain import PlainEngine
-from grpo_pl.training.sync_proof import OutOfSync, SyncProof
+from grpo_pl.training.weight_sync import OutOfSync, WeightSyncCheck
 from grpo_pl.types import Problem, PromptBatch
 
 pytestmark = pytest.mark.usefixtures("forked")
@@ -99,7 +99,7 @@ def test_an_error_is_held_to_a_multiple_of_the_first(
 ) -> None:
     """Log-probabilities that an engine reports, off by a given amount on average, and tokens that nobody wrote."""
     found = collected_by(make_experience)
-    exact, engine, proof = found.rollout.sampling_logprobs.clone(), PlainEngine(), SyncProof()
+    exact, engine, proof = found.rollout.sampling_logprobs.clone(), PlainEngine(), WeightSyncCheck()
     engine.weights_version, engine.dtype = 0, dtype  # type: ignore[attr-defined]
     for number, error in enumerate(errors):
         rollout = replace(found.rollout, sampling_logprobs=exact + error)
@@ -111,7 +111,7 @@ def test_an_error_is_held_to_a_multiple_of_the_first(
 
 def test_a_rollout_that_compares_nothing_sets_no_bound(make_experience: Any, tiny_policy: Any) -> None:
     found = collected_by(make_experience)
-    rollout, engine, proof = found.rollout, PlainEngine(), SyncProof()
+    rollout, engine, proof = found.rollout, PlainEngine(), WeightSyncCheck()
     engine.weights_version = 0
     nobody = torch.zeros_like(rollout.completion_mask)  # as if every episode had failed before its first action
     for mask, error in ((nobody, 0.0), (rollout.action_mask, 5e-3)):
