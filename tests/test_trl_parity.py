@@ -16,6 +16,7 @@ from grpo_pl.functional.logprobs import (
     token_logprobs,
 )
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from tests.losses import loss_of_tokens
 
 trl = pytest.importorskip("trl", reason="TRL is a development dependency: pip install 'grpo_pl[dev]'")
 
@@ -98,7 +99,8 @@ def ours(algorithm: GRPOAlgorithm, model, inputs):
     logits = model(input_ids=ids).logits[:, S - 1 : -1]
     logprobs = token_logprobs(logits, inputs["completion_ids"]).double()
     mask = inputs["completion_mask"].bool()
-    output = algorithm.loss(
+    output = loss_of_tokens(
+        algorithm,
         logprobs=logprobs,
         old_logprobs=inputs["old_per_token_logps"],
         advantages=inputs["advantages"].unsqueeze(1),
@@ -215,7 +217,8 @@ def test_self_distillation_of_sampled_tokens_has_the_loss_of_trl():
         baseline="none", scale="none",
     )  # fmt: skip
     mask = torch.ones(B, T, dtype=torch.bool)
-    loss = algorithm.loss(
+    loss = loss_of_tokens(
+        algorithm,
         logprobs=token_logprobs(logits, ids),
         old_logprobs=None,
         advantages=torch.zeros(B, 1, dtype=torch.float64),

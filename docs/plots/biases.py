@@ -35,15 +35,11 @@ def token_weights_by_length() -> dict[str, list[float]]:
     for aggregation in AGGREGATIONS:
         algorithm = GRPOAlgorithm(aggregation=aggregation, beta=0.0)  # type: ignore[arg-type]
         logprobs = torch.full(mask.shape, -1.0, requires_grad=True)
-        algorithm.loss(
-            logprobs=logprobs,
-            old_logprobs=None,
-            advantages=torch.ones(len(LENGTHS), 1),
-            mask=mask,
-            weights=algorithm.token_weights(
-                mask, num_sequences=len(LENGTHS), num_tokens=int(lengths.sum()), max_completion_length=max(LENGTHS)
-            ),
-        ).loss.backward()
+        weights = algorithm.token_weights(
+            mask, num_sequences=len(LENGTHS), num_tokens=int(lengths.sum()), max_completion_length=max(LENGTHS)
+        )
+        tokens = {"logprobs": logprobs, "advantages": torch.ones(len(LENGTHS), 1), "mask": mask}
+        algorithm.loss(tokens, weights).loss.backward()
         assert logprobs.grad is not None
         table[aggregation] = logprobs.grad[:, 0].abs().tolist()
     return table
@@ -77,13 +73,13 @@ def _question_weights(algorithm: GRPOAlgorithm, rates: Tensor, rewards: Tensor) 
         truncated=torch.zeros_like(rewards, dtype=torch.bool),
     )
     mask = torch.ones(rewards.numel(), 1, dtype=torch.bool)
-    output = algorithm.loss(
-        logprobs=torch.where(rewards > 0, right, wrong).reshape(-1, 1),
-        old_logprobs=None,
-        advantages=result.advantages.reshape(-1, 1),
-        mask=mask,
-        weights=torch.full(mask.shape, 1 / rewards.shape[1], dtype=torch.float64),  # the mean over each group
-    )
+    tokens = {
+        "logprobs": torch.where(rewards > 0, right, wrong).reshape(-1, 1),
+        "advantages": result.advantages.reshape(-1, 1),
+        "mask": mask,
+    }
+    weights = torch.full(mask.shape, 1 / rewards.shape[1], dtype=torch.float64)  # the mean over each group
+    output = algorithm.loss(tokens, weights)
     (gradient,) = torch.autograd.grad(-output.loss, logits)
     return (gradient / (rates * (1 - rates))).view(len(PASS_RATES), -1).mean(1).tolist()
 

@@ -9,7 +9,7 @@ what it has to compute. Per rollout it calls ``advantages`` on the rewards of th
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self, cast
 
@@ -25,7 +25,7 @@ from grpo_pl.functional.trust_region import LikelyTokens
 from grpo_pl.objective.checks import check_objective
 from grpo_pl.objective.custom import AdvantageEstimator, RewardedGroups, SurrogateObjective, TokenBatch
 from grpo_pl.objective.fields import WITHOUT_RATIO, Objective
-from grpo_pl.objective.policy_term import Stats, token_losses
+from grpo_pl.objective.policy_term import token_losses
 
 __all__ = ["Advantages", "GRPOAlgorithm", "LossOutput"]
 
@@ -304,86 +304,99 @@ class GRPOAlgorithm(Objective):
             dtype=dtype,
         )
 
-    def loss(
-        self,
-        *,
-        logprobs: Tensor,
-        old_logprobs: Tensor | None,
-        advantages: Tensor,
-        mask: Tensor,
-        weights: Tensor,
-        ref_logprobs: Tensor | None = None,
-        entropy: Tensor | None = None,
-        entropy_mask: Tensor | None = None,
-        covariance_mask: Tensor | None = None,
-        sampling_logprobs: Tensor | None = None,
-        teacher_logprobs: Tensor | None = None,
-        divergence: Tensor | None = None,
-        taught: Tensor | None = None,
-        likely: LikelyTokens | None = None,
-        observation_weights: Tensor | None = None,
-    ) -> LossOutput:
+    def loss(self, tokens: Mapping[str, Tensor], weights: Tensor) -> LossOutput:
         """Σ w · ( −surrogate + beta · KL + distillation_coef · D − entropy_coef · H ) over the tokens of a micro-batch,
         and its metrics.
 
-        All arguments are (B, T) of rows that are kept and active; where ``mask`` is False anything may stand in them.
+        All tensors are (B, T) of rows that are kept and active; where ``mask`` is False anything may stand in them.
         Differentiable in ``logprobs``, ``entropy`` and ``divergence``. Metrics count the tokens that are forwarded.
 
         Args:
-            logprobs: float32 or float64; half precision is refused, because ratios of it are mostly rounding.
-            old_logprobs: of the policy at collection, no gradient; None means ``logprobs.detach()``. Where
-                ``anchored_at_sampling``, ``sampling_logprobs`` take their place.
-            advantages: (B, T), or (B, 1) for one per completion.
-            weights: from ``token_weights``.
-            entropy: H of the next-token distribution; needed for the bonus, else only logged.
-            entropy_mask: bool, the tokens that carry the policy term (see ``entropy_threshold``).
-            covariance_mask: bool, the tokens that ``covariance`` clips or holds back (see ``high_covariance``).
-            teacher_logprobs: of the teacher. Supervision ``token`` adds distillation_coef · (log π_T − sg(log π)) to
-                the advantages, with the policy as it is now, so that r · A has the gradient of the per-prefix KL(π‖π_T)
-                however old the policy is that drew the tokens; ``teacher_advantage: reweigh`` multiplies, see
-                ``grpo_pl.functional.advantages.reweighed``.
-            divergence: D, from the teacher's whole distribution, for ``distillation``.
-            taught: (B, 1) bool, the completions that have a teacher; others have no term of it. None: all.
-            likely: (B, T, K) each, for ``trust_region_top_k``.
-            observation_weights: 1 / number of the batch's observation tokens at those, 0 elsewhere: the cross-entropy
-                Σ w · (−log π) over them times observation_coef is added. ``mask`` is False there.
+            tokens: by name, those marked * always and others where the objective asks for them:
+
+                - ``logprobs`` *: of the policy now, float32 or float64; half precision is refused, because ratios of it
+                  are mostly rounding.
+                - ``mask`` *: bool, the tokens that the policy wrote.
+                - ``advantages`` *: (B, T), or (B, 1) for one per completion.
+                - ``old_logprobs``: of the policy at collection, no gradient; without them ``logprobs.detach()``. Where
+                  ``anchored_at_sampling``, ``sampling_logprobs`` take their place.
+                - ``ref_logprobs``, ``sampling_logprobs``: of the reference, and as the engine drew the tokens.
+                - ``entropy``: H of the next-token distribution; needed for the bonus, else only logged.
+                - ``entropy_mask``: bool, the tokens that carry the policy term (see ``entropy_threshold``).
+                - ``covariance_mask``: bool, the tokens that ``covariance`` clips or holds back (see
+                  ``high_covariance``).
+                - ``top_logprobs``, ``sampling_top_logprobs``, ``top_is_drawn``: (B, T, K) each, the fields of
+                  `LikelyTokens`, for ``trust_region_top_k``.
+                - ``teacher_logprobs``: of the teacher. Supervision ``token`` adds distillation_coef · (log π_T −
+                  sg(log π)) to the advantages, with the policy as it is now, so that r · A has the gradient of the
+                  per-prefix KL(π‖π_T) however old the policy is that drew the tokens; ``teacher_advantage: reweigh``
+                  multiplies, see ``grpo_pl.functional.advantages.reweighed``.
+                - ``divergence``: D, from the teacher's whole distribution, for ``distillation``.
+                - ``taught``: (B, 1) bool, the completions that have a teacher; others have no term of it. Without it
+                  all.
+                - ``observation_weights``: 1 / number of the batch's observation tokens at those, 0 elsewhere: the
+                  cross-entropy Σ w · (−log π) over them times observation_coef is added. ``mask`` is False there.
+            weights: w, from ``token_weights``.
 
         Raises:
-            ValueError: an argument that the objective needs is missing, or half-precision log-probabilities.
+            ValueError: a tensor that the objective needs is missing, or half-precision log-probabilities.
         """
-        if logprobs.dtype not in (torch.float32, torch.float64):
+        batch = self._token_batch(tokens)
+        total, stats = token_losses(self, batch, tokens)
+        taught = batch.mask & tokens["taught"] if "taught" in tokens else batch.mask
+        if self.needs_divergence:
+            divergence = tokens["divergence"].masked_fill(~taught, 0.0)
+            total = total + self.distillation_coef * divergence
+            stats["teacher/divergence"] = divergence
+        if self.needs_teacher_logprobs:
+            stats["teacher/kl"] = -self._teacher_gap(tokens, batch.logprobs)
+        if "taught" in tokens and self.needs_teacher:
+            stats["teacher/taught"] = tokens["taught"].to(total.dtype).expand_as(total)
+        count = batch.mask.sum()
+        sums = {name: (value.detach().masked_fill(~batch.mask, 0.0).sum(), count) for name, value in stats.items()}
+        loss = (weights * total).masked_fill(~batch.mask, 0.0).sum()
+        if self.needs_observations:
+            observed = tokens["observation_weights"] > 0
+            surprise = -tokens["logprobs"].masked_fill(~observed, 0.0)
+            loss = loss + self.observation_coef * (tokens["observation_weights"] * surprise).sum()
+            sums["observation/nll"] = (surprise.detach().sum(), observed.sum())
+        return LossOutput(loss=loss, stats=sums)
+
+    def _token_batch(self, tokens: Mapping[str, Tensor]) -> TokenBatch:
+        """What surrogate and terms see: 0 where ``mask`` is False."""
+        if tokens["logprobs"].dtype not in (torch.float32, torch.float64):
             raise ValueError(
-                f"log-probabilities are {logprobs.dtype}: compute them in float32, whatever the model's dtype."
+                f"log-probabilities are {tokens['logprobs'].dtype}: compute them in float32, whatever the model's "
+                "dtype."
             )
-        for name, needed, tensor in (
-            ("ref_logprobs", self.needs_loss_reference, ref_logprobs),
-            ("entropy", self.needs_entropy, entropy),
-            ("entropy_mask", self.needs_entropy_mask, entropy_mask),
-            ("covariance_mask", self.needs_covariance, covariance_mask),
-            ("sampling_logprobs", self.needs_sampling_logprobs, sampling_logprobs),
-            ("teacher_logprobs", self.needs_teacher_logprobs, teacher_logprobs),
-            ("divergence", self.needs_divergence, divergence),
-            ("likely", self.needs_likely, likely),
-            ("observation_weights", self.needs_observations, observation_weights),
+        for name, needed in (
+            ("ref_logprobs", self.needs_loss_reference),
+            ("entropy", self.needs_entropy),
+            ("entropy_mask", self.needs_entropy_mask),
+            ("covariance_mask", self.needs_covariance),
+            ("sampling_logprobs", self.needs_sampling_logprobs),
+            ("teacher_logprobs", self.needs_teacher_logprobs),
+            ("divergence", self.needs_divergence),
+            ("top_logprobs", self.needs_likely),
+            ("observation_weights", self.needs_observations),
         ):
-            if needed and tensor is None:
+            if needed and name not in tokens:
                 raise ValueError(f"this objective needs {name}: see the needs_* properties of GRPOAlgorithm.")
-
-        def masked(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.masked_fill(~mask, 0.0)
-
-        written = logprobs  # also of observations, where these are learned from
-        logprobs, advantages = logprobs.masked_fill(~mask, 0.0), advantages.to(logprobs.dtype)
-        distance = Stats()
-        if teacher_logprobs is not None and self.needs_teacher_logprobs:
-            gap = (teacher_logprobs - logprobs.detach()).masked_fill(~mask if taught is None else ~(mask & taught), 0.0)
+        mask = tokens["mask"]
+        seen = {
+            name: tokens[name].masked_fill(~mask, 0.0)
+            for name in ("logprobs", "old_logprobs", "ref_logprobs", "entropy", "sampling_logprobs")
+            if name in tokens
+        }
+        logprobs = seen["logprobs"]
+        old = seen["sampling_logprobs"] if self.anchored_at_sampling else seen.get("old_logprobs", logprobs.detach())
+        advantages = tokens["advantages"].to(logprobs.dtype)
+        if self.needs_teacher_logprobs:
+            gap = self._teacher_gap(tokens, logprobs)
             if self.reweighs:
                 advantages = adv.reweighed(advantages, gap, share=self.distillation_coef, clip=self.teacher_clip)
             else:
                 advantages = advantages + self.distillation_coef * gap
-            distance["teacher/kl"] = -gap
-        old_logprobs = sampling_logprobs if self.anchored_at_sampling else old_logprobs
-        old = logprobs.detach() if old_logprobs is None else old_logprobs.masked_fill(~mask, 0.0)
         log_ratio = losses.masked_log_ratio(logprobs, old, mask)
         ratio = losses.importance_ratio(
             log_ratio,
@@ -393,31 +406,24 @@ class GRPOAlgorithm(Objective):
             epsilon_low=self.epsilon_low,
             epsilon_high=self.epsilon_high,
         )
-        tokens = TokenBatch(
+        return TokenBatch(
             logprobs=logprobs,
             old_logprobs=old,
+            log_ratio=log_ratio,
             ratio=ratio,
             advantages=advantages,
             mask=mask,
-            ref_logprobs=masked(ref_logprobs),
-            entropy=masked(entropy),
-            sampling_logprobs=masked(sampling_logprobs),
-            likely=likely if self.needs_likely else None,
+            ref_logprobs=seen.get("ref_logprobs"),
+            entropy=seen.get("entropy"),
+            sampling_logprobs=seen.get("sampling_logprobs"),
+            likely=self._likely(tokens) if self.needs_likely else None,
         )
-        total, stats = token_losses(self, tokens, log_ratio, entropy_mask, covariance_mask)
-        if divergence is not None and self.needs_divergence:
-            divergence = divergence.masked_fill(~mask if taught is None else ~(mask & taught), 0.0)
-            total = total + self.distillation_coef * divergence
-            distance["teacher/divergence"] = divergence
-        if taught is not None and self.needs_teacher:
-            distance["teacher/taught"] = taught.to(total.dtype).expand_as(total)
-        stats |= distance
-        count = mask.sum()
-        sums = {name: (value.detach().masked_fill(~mask, 0.0).sum(), count) for name, value in stats.items()}
-        loss = (weights * total).masked_fill(~mask, 0.0).sum()
-        if observation_weights is not None and self.needs_observations:
-            observed = observation_weights > 0
-            surprise = -written.masked_fill(~observed, 0.0)
-            loss = loss + self.observation_coef * (observation_weights * surprise).sum()
-            sums["observation/nll"] = (surprise.detach().sum(), observed.sum())
-        return LossOutput(loss=loss, stats=sums)
+
+    def _likely(self, tokens: Mapping[str, Tensor]) -> LikelyTokens:
+        now = tokens["top_logprobs"]
+        return LikelyTokens(now, tokens["sampling_top_logprobs"].to(now.dtype), tokens["top_is_drawn"])
+
+    def _teacher_gap(self, tokens: Mapping[str, Tensor], logprobs: Tensor) -> Tensor:
+        """log π_T − sg(log π), 0 where there is no teacher."""
+        taught = tokens["mask"] & tokens["taught"] if "taught" in tokens else tokens["mask"]
+        return (tokens["teacher_logprobs"] - logprobs.detach()).masked_fill(~taught, 0.0)

@@ -34,6 +34,7 @@ class TokenBatch:
     logprobs: Tensor  # of the policy now; carries the gradient
     old_logprobs: Tensor  # of the policy at collection; `logprobs` without gradient if it has not moved since
     ratio: Tensor  # π / π_old at `ratio_level`
+    log_ratio: Tensor  # log π − log π_old of each token
     advantages: Tensor  # or (B, 1), one for all tokens
     mask: Tensor  # bool
     ref_logprobs: Tensor | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -16,24 +17,27 @@ Stats = dict[str, Tensor]
 """Metrics of each token, (B, T), under TRL's names."""
 
 
-def token_losses(
-    a: Objective, tokens: TokenBatch, log_ratio: Tensor, entropy_mask: Tensor | None, covariance_mask: Tensor | None
-) -> tuple[Tensor, Stats]:
-    """Each token's loss before its weight and without what a teacher adds, and its metrics, all (B, T)."""
+def token_losses(a: Objective, tokens: TokenBatch, given: Mapping[str, Tensor]) -> tuple[Tensor, Stats]:
+    """Each token's loss before its weight and without what a teacher adds, and its metrics, all (B, T).
+
+    Args:
+        given: the argument of `GRPOAlgorithm.loss`.
+    """
     total = -surrogate(a, tokens)
-    stats = clip_stats(a, log_ratio, tokens)
-    if covariance_mask is not None and a.needs_covariance:
+    stats = clip_stats(a, tokens)
+    if a.needs_covariance:
+        covariance_mask = given["covariance_mask"]
         if a.covariance == "clip":
             total = total.masked_fill(covariance_mask, 0.0)
         else:
-            total = total + a.covariance_kl_coef * covariance.held_back(log_ratio, covariance_mask)
+            total = total + a.covariance_kl_coef * covariance.held_back(tokens.log_ratio, covariance_mask)
         stats["covariance/chosen"] = covariance_mask.to(total.dtype)
     weight, found = sampler_term(a, tokens)
     total, stats = total * weight, stats | found
-    if entropy_mask is not None:
-        total = total * entropy_mask
+    if a.needs_entropy_mask:
+        total = total * given["entropy_mask"]
     if tokens.ref_logprobs is not None:
-        token_kl = kl.estimate(a.kl_estimator, tokens.logprobs, tokens.ref_logprobs, log_ratio.exp())
+        token_kl = kl.estimate(a.kl_estimator, tokens.logprobs, tokens.ref_logprobs, tokens.log_ratio.exp())
         total = total + a.beta * token_kl if a.kl_in_loss else total
         stats["kl"] = token_kl
     if tokens.sampling_logprobs is not None and a.anchor_coef > 0:
@@ -108,9 +112,10 @@ def sampler_term(a: Objective, tokens: TokenBatch) -> tuple[Tensor | float, Stat
     return weight, stats
 
 
-def clip_stats(a: Objective, log_ratio: Tensor, tokens: TokenBatch) -> Stats:
+def clip_stats(a: Objective, tokens: TokenBatch) -> Stats:
     """Per-token indicators under TRL's names; TRL's sequence-level ones count completions, these their tokens."""
-    stats, ratio, advantages = {"ratio/mean": log_ratio.exp()}, tokens.ratio, tokens.advantages
+    log_ratio, ratio, advantages = tokens.log_ratio, tokens.ratio, tokens.advantages
+    stats = {"ratio/mean": log_ratio.exp()}
     if a.surrogate == "cispo_capped":
         stats["cispo_clip_ratio"] = ((ratio > a.cispo_cap) & (advantages > 0)).to(ratio.dtype)
     elif a.surrogate in ("clip", "cispo_clamped") or a.bounds_divergence:

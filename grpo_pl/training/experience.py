@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,14 +35,12 @@ class Experience(Collected):
     truncated: Tensor  # (P, G) over the global batch
     first_row: int
     """Index of this rank's first row in the flattened global batch."""
-    advantages: Tensor  # (B, T), or (B, 1) where all tokens of a completion share one
+    tokens: Mapping[str, Tensor]
+    """This rank's tokens by name, as `GRPOAlgorithm.loss` takes them, (B, T) each, or (B, 1) where all tokens of a
+    completion share a value: ``advantages`` always, and what the objective asks for."""
     keep: Tensor  # (B,)
     active: Tensor  # (B,)
     turn_advantages: Tensor | None = None  # (B, K), 0 behind an episode's last turn; under turn supervision
-    old_logprobs: Tensor | None  # (B, T)
-    ref_logprobs: Tensor | None  # (B, T)
-    entropy_mask: Tensor | None  # (B, T)
-    covariance_mask: Tensor | None = None  # (B, T)
     observed: Tensor | None = None  # (P, G) tokens of observations, over the global batch
     teacher: TeacherScores | None = None
     """Scores by teachers, for an objective that distils."""
@@ -50,10 +49,20 @@ class Experience(Collected):
     def rollout(self) -> Rollout:
         return self.samples.rollout
 
+    @property
+    def advantages(self) -> Tensor:
+        """(B, T), or (B, 1) where all tokens of a completion share one."""
+        return self.tokens["advantages"]
 
-_TeacherForced = dict[str, Tensor | None]
-"""``old_logprobs``, ``ref_logprobs`` and ``entropy`` of a rollout's tokens, each only if the objective asks for it;
-(B, T)."""
+    @property
+    def old_logprobs(self) -> Tensor | None:
+        """(B, T) of the policy at collection, where the objective asks for them."""
+        return self.tokens.get("old_logprobs")
+
+    @property
+    def ref_logprobs(self) -> Tensor | None:
+        """(B, T) of the reference, where there is one."""
+        return self.tokens.get("ref_logprobs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +109,23 @@ class ExperienceMaker:
             by_turn = self.algorithm.turn_advantages(**vars(collected.turns), valid=valid).to(statistics.rewards.dtype)
             advantages = spread_over_tokens(by_turn, rollout.turn_index)
             active = active & (advantages.any(dim=1) | (not self.algorithm.skips_zeros))
+        entropy = forced.pop("entropy", None)
+        tokens = forced | {"advantages": advantages}  # `ref_logprobs` are logged as `kl` even without such a loss
+        if self.algorithm.needs_sampling_logprobs:
+            tokens["sampling_logprobs"] = rollout.sampling_logprobs
+        if self.algorithm.needs_entropy_mask and entropy is not None:
+            tokens["entropy_mask"] = self._entropy_mask(entropy, kept)
+        if self.algorithm.needs_covariance:
+            step = collected.samples.step
+            tokens["covariance_mask"] = self._covariance_mask(forced["old_logprobs"], advantages, kept, step)
+        taught = self._taught(policy, teachers, collected)
+        if taught is not None and taught.logprobs is not None:
+            tokens["teacher_logprobs"] = taught.logprobs
+        if taught is not None and taught.taught is not None:
+            tokens["taught"] = taught.taught.unsqueeze(1)
+        if self.algorithm.needs_likely and rollout.top_ids is not None and rollout.top_logprobs is not None:
+            tokens["top_ids"], tokens["sampling_top_logprobs"] = rollout.top_ids, rollout.top_logprobs
+            tokens["top_is_drawn"] = rollout.top_ids == rollout.completion_ids.unsqueeze(2)
         return Experience(
             **{**vars(collected), "rates": rates},
             statistics=statistics,
@@ -108,15 +134,11 @@ class ExperienceMaker:
             values=values,
             truncated=truncated,
             first_row=mine.start,
-            advantages=advantages,
+            tokens=tokens,
             keep=keep,
             active=active,
             turn_advantages=by_turn,
-            old_logprobs=forced["old_logprobs"],
-            ref_logprobs=forced["ref_logprobs"],  # logged as `kl` even where the loss has no such term
-            entropy_mask=self._entropy_mask(forced["entropy"], kept),
-            covariance_mask=self._covariance_mask(forced["old_logprobs"], advantages, kept, collected.samples.step),
-            teacher=self._taught(policy, teachers, collected),
+            teacher=taught,
         )
 
     def _taught(
@@ -130,7 +152,7 @@ class ExperienceMaker:
             return teachers.score(collected.samples, self.algorithm, self._scorer)
 
     def _statistics(
-        self, collected: Collected, forced: _TeacherForced, *, values: Tensor, lengths: Tensor, truncated: Tensor
+        self, collected: Collected, forced: Mapping[str, Tensor], *, values: Tensor, lengths: Tensor, truncated: Tensor
     ) -> Advantages:
         """Advantages over the global batch."""
         algorithm, scored, rollout = self.algorithm, collected.scored, collected.samples.rollout
@@ -139,11 +161,11 @@ class ExperienceMaker:
             extra["correct"] = self._grouped(lengths.new_tensor([bool(c) for c in scored.correct()]).bool())
         if collected.greedy is not None:
             extra["greedy_values"] = gathered_values(collected.greedy, lengths.device, self.collective)
-        old, ref = forced["old_logprobs"], forced["ref_logprobs"]
-        if algorithm.needs_sequence_kl and old is not None and ref is not None:
-            extra["sequence_kl"] = self._grouped(((old - ref) * mask).sum(dim=1))
+        if algorithm.needs_sequence_kl:
+            gap = forced["old_logprobs"] - forced["ref_logprobs"]
+            extra["sequence_kl"] = self._grouped((gap * mask).sum(dim=1))
         for name, tensor in forced.items():
-            if tensor is not None and getattr(algorithm.baseline, f"needs_{name}", False):
+            if getattr(algorithm.baseline, f"needs_{name}", False):
                 counts = rollout.action_lengths.clamp(min=1) if name == "entropy" else 1
                 extra[name] = self._grouped((tensor * mask).sum(dim=1) / counts)
         return algorithm.advantages(
@@ -159,16 +181,12 @@ class ExperienceMaker:
         """(P, G) over the global batch, of this rank's (B,)."""
         return self.collective.gather_rows(rows).view(-1, self.algorithm.group_size)
 
-    def _entropy_mask(self, entropy: Tensor | None, kept: Tensor) -> Tensor | None:
+    def _entropy_mask(self, entropy: Tensor, kept: Tensor) -> Tensor:
         """(B, T) bool: the tokens of highest entropy over the global batch, which alone carry the policy term."""
-        if entropy is None or not self.algorithm.needs_entropy_mask:
-            return None
         return entropy >= self.algorithm.entropy_threshold(self.collective.gather_values(entropy[kept]))
 
-    def _covariance_mask(self, old: Tensor | None, advantages: Tensor, kept: Tensor, step: int) -> Tensor | None:
+    def _covariance_mask(self, old: Tensor, advantages: Tensor, kept: Tensor, step: int) -> Tensor:
         """(B, T) bool: this rank's part of the tokens that Clip-Cov or KL-Cov chooses over the global batch."""
-        if old is None or not self.algorithm.needs_covariance:
-            return None
         own = (old[kept], advantages.expand_as(kept)[kept])
         logprobs, advantages_of_all = (self.collective.gather_values(values) for values in own)
         chosen = self.algorithm.high_covariance(logprobs, advantages_of_all, step=step)
@@ -178,16 +196,21 @@ class ExperienceMaker:
 
     def _teacher_forced(
         self, policy: PreTrainedModel, reference: PreTrainedModel | None, rollout: Rollout
-    ) -> _TeacherForced:
-        old = entropy = ref = None
+    ) -> dict[str, Tensor]:
+        """``old_logprobs``, ``ref_logprobs`` and ``entropy`` of a rollout's tokens, (B, T) each, where the objective
+        asks for them."""
+        forced: dict[str, Tensor] = {}
         rows = torch.arange(len(rollout.prompt_ids), device=rollout.prompt_ids.device)
         if self.algorithm.needs_old_logprobs or self.algorithm.needs_old_entropy:
             old, entropy = self._scorer.logprobs(policy, rollout, rows, entropy=self.algorithm.needs_old_entropy)
+            if self.algorithm.needs_old_logprobs:
+                forced["old_logprobs"] = old
+            if entropy is not None:
+                forced["entropy"] = entropy
         if reference is not None:
             with adapters_off(reference):
-                ref, _ = self._scorer.logprobs(reference, rollout, rows)
-        old = old if self.algorithm.needs_old_logprobs else None
-        return {"old_logprobs": old, "ref_logprobs": ref, "entropy": entropy}
+                forced["ref_logprobs"], _ = self._scorer.logprobs(reference, rollout, rows)
+        return forced
 
     @property
     def _scorer(self) -> Scorer:

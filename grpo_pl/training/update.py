@@ -13,7 +13,6 @@ from torch import Tensor
 
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.functional.sampling import row_key
-from grpo_pl.functional.trust_region import LikelyTokens
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.logprobs import update_scores
 from grpo_pl.training.demonstrated import Demonstrated
@@ -191,52 +190,35 @@ class PolicyUpdate:
         Args:
             totals: completions, tokens of the policy and tokens of observations in the optimiser step.
         """
-        part = rollout_rows(experience.rollout, rows)
-        mask, observation_weights = part["action_mask"], None  # (b, t)
-        if self.algorithm.needs_observations:
-            observed = experience.rollout.observation_mask[rows][:, : mask.shape[1]]
+        algorithm, rollout = self.algorithm, experience.rollout
+        part = rollout_rows(rollout, rows)
+        mask = part["action_mask"]  # (b, t)
+        width = mask.shape[1]
+        tokens = {name: tensor[rows][:, :width] for name, tensor in experience.tokens.items()} | {"mask": mask}
+        if algorithm.needs_observations:
+            observed = rollout.observation_mask[rows][:, :width]
             part["action_mask"] = mask | observed  # they are scored as well
-        width, rollout, teacher = mask.shape[1], experience.rollout, experience.teacher
-
-        def cut(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor[rows][:, :width]
-
         taught = None
-        if teacher is not None and self.algorithm.needs_divergence:
-            taught = teacher.tokens(rows, self.algorithm.divergence_mix, self.algorithm.distillation_top_k)
-        top_ids, top_logprobs = cut(rollout.top_ids), cut(rollout.top_logprobs)
-        top_ids = top_ids if self.algorithm.needs_likely else None
+        if experience.teacher is not None and algorithm.needs_divergence:
+            taught = experience.teacher.tokens(rows, algorithm.divergence_mix, algorithm.distillation_top_k)
+        top_ids = tokens.pop("top_ids", None)
         scores = update_scores(policy, **part, top_ids=top_ids, teacher=taught, temperature=self.temperature)
-        logprobs, entropy, likely = scores.logprobs, scores.entropy, None
-        if scores.top_logprobs is not None and top_ids is not None and top_logprobs is not None:
-            drawn = top_ids == rollout.completion_ids[rows][:, :width].unsqueeze(2)
-            likely = LikelyTokens(scores.top_logprobs, top_logprobs.to(scores.top_logprobs.dtype), drawn)
-        if self.algorithm.needs_observations:
-            observation_weights = weight * observed.to(logprobs.dtype) / max(totals[2], 1)
-        weights = self.algorithm.token_weights(
+        tokens["logprobs"] = scores.logprobs
+        tokens["entropy"] = scores.entropy if algorithm.needs_entropy else scores.entropy.detach()
+        if scores.divergence is not None:
+            tokens["divergence"] = scores.divergence
+        if scores.top_logprobs is not None:
+            tokens["top_logprobs"] = scores.top_logprobs
+        if algorithm.needs_observations:
+            tokens["observation_weights"] = weight * observed.to(scores.logprobs.dtype) / max(totals[2], 1)
+        weights = algorithm.token_weights(
             mask,
             num_sequences=totals[0],
             num_tokens=totals[1],
             max_completion_length=self.max_completion_length,
-            dtype=logprobs.dtype,
+            dtype=scores.logprobs.dtype,
         )
-        output = self.algorithm.loss(
-            logprobs=logprobs,
-            old_logprobs=cut(experience.old_logprobs),
-            advantages=experience.advantages[rows][:, :width],
-            mask=mask,
-            weights=weight * weights,
-            ref_logprobs=cut(experience.ref_logprobs),
-            entropy=entropy if self.algorithm.needs_entropy else entropy.detach(),
-            entropy_mask=cut(experience.entropy_mask),
-            covariance_mask=cut(experience.covariance_mask),
-            sampling_logprobs=cut(rollout.sampling_logprobs) if self.algorithm.needs_sampling_logprobs else None,
-            teacher_logprobs=None if teacher is None else cut(teacher.logprobs),
-            divergence=scores.divergence,
-            taught=None if teacher is None or teacher.taught is None else teacher.taught[rows].unsqueeze(1),
-            likely=likely,
-            observation_weights=observation_weights,
-        )
+        output = algorithm.loss(tokens, weight * weights)
         stats = {name: (weight * value, int(weight) * count) for name, (value, count) in output.stats.items()}
         return output.loss, stats
 

@@ -11,6 +11,7 @@ import torch
 from grpo_pl.functional.divergence import divergence
 from grpo_pl.functional.losses import LossOutput
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from tests.losses import loss_of_tokens
 
 V, T, END = 3, 3, 2
 MAX_LENGTH = 7  # the constant divisor: neither the padded width nor any length
@@ -74,7 +75,8 @@ def expected_gradient(logits: torch.Tensor, *, prompts=(0, 1), group_size=3, **c
         )
         total = (
             total
-            + algorithm.loss(
+            + loss_of_tokens(
+                algorithm,
                 logprobs=trajectory_logprobs(leaf[prompt])[rows],
                 old_logprobs=None,
                 advantages=result.advantages.view(-1, 1),
@@ -170,7 +172,8 @@ def prefix_kl(
 def loss_of(algorithm: GRPOAlgorithm, leaf: torch.Tensor, drawn_by: torch.Tensor, **given) -> LossOutput:
     """The loss without any reward over all completions, as often as they are drawn, without any division by length."""
     weights = algorithm.token_weights(MASK, num_sequences=1, num_tokens=1, max_completion_length=1, dtype=torch.float64)
-    return algorithm.loss(
+    return loss_of_tokens(
+        algorithm,
         logprobs=trajectory_logprobs(leaf),
         advantages=torch.zeros(len(IDS), 1),
         mask=MASK,
@@ -212,7 +215,8 @@ def test_k1_in_the_reward_descends_the_kl_of_the_sequence():
     weights = algorithm.token_weights(
         MASK[rows], num_sequences=2, num_tokens=1, max_completion_length=1, dtype=torch.float64
     )
-    loss = algorithm.loss(
+    loss = loss_of_tokens(
+        algorithm,
         logprobs=trajectory_logprobs(leaf)[rows], old_logprobs=None, advantages=result.advantages.view(-1, 1),
         mask=MASK[rows], weights=weights * chance.unsqueeze(1),
     ).loss  # fmt: skip
@@ -298,7 +302,8 @@ def test_weighted_samples_of_earlier_weights_have_the_gradient_of_new_ones(misma
 
     def gradient(drawn_from, **choices):
         leaf = now.clone().requires_grad_()
-        found = GRPOAlgorithm(group_size=2, beta=0.0, **choices).loss(
+        found = loss_of_tokens(
+            GRPOAlgorithm(group_size=2, beta=0.0, **choices),
             logprobs=trajectory_logprobs(leaf),
             old_logprobs=None,
             advantages=rewards.unsqueeze(1),

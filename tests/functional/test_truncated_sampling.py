@@ -8,6 +8,7 @@ import torch
 from grpo_pl.functional.logprobs import token_logprobs
 from grpo_pl.functional.sampling import Noise, draw_tokens, kept_tokens, token_keys, truncate_logits
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from tests.losses import loss_of_tokens
 
 V, T = 4, 2
 TEXTS = torch.tensor(list(itertools.product(range(V), repeat=T)))  # (n, T)
@@ -56,7 +57,8 @@ def test_the_expected_gradient_is_that_of_the_policy_that_draws(truncation):
 
     def gradient(support: torch.Tensor | None) -> torch.Tensor:
         logprobs = token_logprobs(leaf[STATE], TEXTS, support=support)[possible]
-        output = algorithm.loss(
+        output = loss_of_tokens(
+            algorithm,
             logprobs=logprobs,
             old_logprobs=None,
             advantages=REWARD[possible].unsqueeze(1),

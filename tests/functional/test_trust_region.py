@@ -8,6 +8,7 @@ import torch
 
 from grpo_pl.functional.trust_region import LikelyTokens, binary_divergence, off_policy, outside, top_divergence
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from tests.losses import loss_of_tokens
 
 
 def row(*values: float) -> torch.Tensor:
@@ -174,7 +175,8 @@ def test_expected_gradient_is_the_policy_gradient_of_the_tokens_inside(surrogate
         leaf = logits.clone().requires_grad_()
         bounds = {"epsilon_low": bound, "epsilon_high": bound, "trust_region_top_k": top_k}
         now = leaf.log_softmax(-1)
-        found = GRPOAlgorithm(surrogate=surrogate, beta=0.0, **bounds).loss(
+        found = loss_of_tokens(
+            GRPOAlgorithm(surrogate=surrogate, beta=0.0, **bounds),
             logprobs=now.unsqueeze(1),
             likely=LikelyTokens(now[ids], mu[ids], ids == torch.arange(5).view(5, 1, 1)) if top_k else None,
             old_logprobs=None,
@@ -222,7 +224,8 @@ def test_a_mask_takes_the_policy_term_and_leaves_the_kl():
     """Means of log(drawn/now): 0.3, 0.3 and 0.1 nats a token against a limit of 0.2."""
     leaf = row(-1.0, -1.0).expand(3, 2).clone().requires_grad_()
     drawn = torch.tensor([[-0.6, -0.8], [-0.7, -0.7], [-0.9, -0.9]], dtype=torch.float64)
-    output = GRPOAlgorithm(beta=1.0, kl_estimator="k2", off_policy_mask=0.2).loss(
+    output = loss_of_tokens(
+        GRPOAlgorithm(beta=1.0, kl_estimator="k2", off_policy_mask=0.2),
         logprobs=leaf,
         old_logprobs=None,
         advantages=torch.tensor([[-1.0], [1.0], [-1.0]], dtype=torch.float64),

@@ -12,6 +12,7 @@ from grpo_pl.config.presets import preset_fields, presets
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.functional.turn_credit import spread_over_tokens
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from tests.losses import loss_of_tokens
 
 P, G, T, MAX_LENGTH = 4, 4, 6, 9
 
@@ -122,7 +123,7 @@ def stand_in(logprobs: Tensor, teacher: Tensor) -> Tensor:
 def loss_of(algorithm: GRPOAlgorithm, *, ref: Tensor, **given):
     """The loss of a batch whose teacher is its reference, with all that any preset asks for."""
     nothing = torch.zeros_like(given["logprobs"])  # these completions have one turn
-    return algorithm.loss(ref_logprobs=ref, teacher_logprobs=ref, observation_weights=nothing, **given)
+    return loss_of_tokens(algorithm, ref_logprobs=ref, teacher_logprobs=ref, observation_weights=nothing, **given)
 
 
 def our_gradient(algorithm: GRPOAlgorithm, batch: Batch, parts=None, dtype=torch.float64, skip=True):
@@ -642,7 +643,7 @@ def one_token(algorithm: GRPOAlgorithm, **arguments):
         "mask": torch.tensor([[True]]),
         "weights": torch.tensor([[0.5]]),
     }
-    return algorithm.loss(**(given | arguments))
+    return loss_of_tokens(algorithm, **(given | arguments))
 
 
 def test_entropy_bonus_is_part_of_the_loss():
@@ -740,7 +741,8 @@ def expected_gradient(algorithm, drawn_from, tokens: int):
 
     drawn = logprobs(logits.detach() if drawn_from is None else drawn_from)
     rewards = torch.linspace(-1.0, 2.0, len(completions), dtype=torch.float64) ** 3
-    output = algorithm.loss(
+    output = loss_of_tokens(
+        algorithm,
         logprobs=logprobs(logits),
         old_logprobs=None,
         advantages=rewards.unsqueeze(1),
@@ -826,7 +828,8 @@ def test_metrics_are_sums_over_tokens():
     logprobs = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 9.0]])
     old = torch.tensor([[-1.0, 1.0, 0.0], [1.0, -1.0, 0.0]])
     mask = torch.tensor([[True] * 3, [True, True, False]])
-    output = algorithm.loss(
+    output = loss_of_tokens(
+        algorithm,
         logprobs=logprobs, old_logprobs=old, advantages=torch.tensor([[1.0], [-1.0]]), mask=mask,
         weights=mask.float(), ref_logprobs=torch.full((2, 3), -2.0), entropy=torch.ones(2, 3),
     )  # fmt: skip

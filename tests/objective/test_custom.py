@@ -16,6 +16,7 @@ from grpo_pl.objective.custom import AdvantageEstimator, RewardedGroups, Surroga
 from grpo_pl.rewards.base import Reward, Score
 from grpo_pl.training.experience import Experience
 from grpo_pl.types import Problem, PromptBatch
+from tests.losses import loss_of_tokens
 from tests.objective.test_algorithm import call
 
 Make = Callable[..., Experience]
@@ -173,7 +174,7 @@ TOKENS = {
 
 def _loss(algorithm: GRPOAlgorithm, **more: Tensor) -> tuple[float, Tensor]:
     leaf = TOKENS["logprobs"].clone().requires_grad_()
-    loss = algorithm.loss(**{**TOKENS, "logprobs": leaf}, mask=MASK, **more).loss
+    loss = loss_of_tokens(algorithm, **{**TOKENS, "logprobs": leaf}, mask=MASK, **more).loss
     return loss.item(), torch.autograd.grad(loss, leaf)[0]
 
 

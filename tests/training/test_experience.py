@@ -78,7 +78,7 @@ def test_a_single_update_compares_to_nothing_stored(make: Make) -> None:
     experience = make()
     assert experience.old_logprobs is None
     assert experience.ref_logprobs is None
-    assert experience.entropy_mask is None
+    assert "entropy_mask" not in experience.tokens
 
 
 def test_several_updates_keep_the_log_probabilities_of_collection(make: Make) -> None:
@@ -134,7 +134,7 @@ def test_the_entropy_mask_holds_the_tokens_of_highest_entropy(make: Make, tiny_p
         _, entropy = completion_logprobs(
             tiny_policy, **rollout_rows(rollout, torch.arange(9)), temperature=1.0, with_entropy=True
         )
-    chosen = experience.entropy_mask & kept
+    chosen = experience.tokens["entropy_mask"] & kept
     rest = kept & ~chosen
     assert entropy[chosen].min() > entropy[rest].max()
     # the first tokens of a group share one entropy: ties come in together
@@ -144,12 +144,12 @@ def test_the_entropy_mask_holds_the_tokens_of_highest_entropy(make: Make, tiny_p
 def test_the_tokens_of_highest_covariance_are_chosen_over_the_batch(make: Make) -> None:
     experience = make(replace(PLAIN, covariance="kl", covariance_share=0.2))
     kept = experience.rollout.action_mask & experience.keep.unsqueeze(1)
-    assert experience.old_logprobs is not None and experience.covariance_mask is not None
+    assert experience.old_logprobs is not None and experience.tokens["covariance_mask"] is not None
     found = covariances(experience.old_logprobs[kept], experience.advantages.expand_as(kept)[kept])
-    chosen = experience.covariance_mask[kept]
+    chosen = experience.tokens["covariance_mask"][kept]
     assert chosen.sum() == int(0.2 * int(kept.sum())) > 1
     assert found[chosen].min() >= found[~chosen].max()
-    assert not (experience.covariance_mask & ~kept).any()
+    assert not (experience.tokens["covariance_mask"] & ~kept).any()
 
 
 def test_a_greedy_baseline_is_the_reward_of_one_greedy_completion(
