@@ -22,15 +22,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from common import surroundings, write
-from runs import cpu_seconds
 
 TREE = Path(__file__).resolve().parents[1]
 FIXED = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -130,6 +130,11 @@ RUNS: Mapping[str, Command] = {
     "preferences": short("preferences", 120, "reward_std", "reward_model/agreement").but(
         options={"model.rewards": REWARDS}, after=("reward_model",)
     ),
+    # rollouts that are drawn ahead, and in parts
+    "prefetched": QUICKSTART.but("engine/pipelined", options=THREE, acts=("sampling/staleness",)),
+    "partial": QUICKSTART.but(
+        options={**THREE, "model.partial_rollouts.part_length": 20}, acts=("rollout/carried_completions",)
+    ),
     # terms, ten rollouts
     "chord": QUICKSTART.but("algorithm/chord", acts=("demonstration/share", "demonstration/nll")),
     "dppo": QUICKSTART.but(
@@ -158,32 +163,72 @@ RUNS: Mapping[str, Command] = {
 }
 
 
+FORKING = """
+import json, os, sys
+import lightning.pytorch, torch, transformers.models.qwen2.modeling_qwen2
+import grpo_pl
+from grpo_pl.cli.main import main
+grpo_pl.GRPOModule
+sys.argv = ["grpo-pl"]
+for line in sys.stdin:
+    arguments, output = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        file = os.open(output, os.O_WRONLY | os.O_CREAT)
+        for stream in (1, 2):
+            os.dup2(file, stream)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        sys.exit(main(arguments))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
 class Failed(Exception):
     """A run that did not end, or did not do what it is here for."""
 
 
-def trained(name: str, tree: Path, folder: Path) -> dict[str, Any]:
-    """Makes one run with a tree's code and configurations; digests and rows of what it logged.
+class Tree:
+    """The command line of a tree's code: a process that has imported it, which takes seconds, and forks for each run.
 
     Args:
-        folder: where ``runs`` and the cold starts of this tree are.
-
-    Raises:
-        Failed: see there.
+        tree: where ``grpo_pl`` is.
+        folder: for runs and cold starts of this tree; without a folder ``configs``, so that the tree's are taken.
     """
-    command = RUNS[name]
-    variables = {**os.environ, **FIXED, "PYTHONPATH": str(tree), "GRPO_PL_CACHE": str(folder / "cache")}
-    # where there is no folder named configs, the command line takes the tree's
-    line = [sys.executable, "-m", "grpo_pl", *command.line(name)]
-    done = subprocess.run(line, cwd=folder, env=variables, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise Failed(done.stderr.strip()[-2000:])
-    run = folder / "runs" / name
-    logged = {"metrics.csv": metrics(run / "metrics.csv"), "completions.jsonl": completions(run / "completions.jsonl")}
-    still = [key for key in command.acts if not any(float(row.get(key, 0)) for row in logged["metrics.csv"]["rows"])]
-    if still:
-        raise Failed(f"{', '.join(still)} stayed 0 or is missing: change the options of this run.")
-    return {"command": command.line(name), **logged}
+
+    def __init__(self, tree: Path, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        variables = {**os.environ, **FIXED, "PYTHONPATH": str(tree), "GRPO_PL_CACHE": str(folder / "cache")}
+        program = [sys.executable, "-c", FORKING]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(program, cwd=folder, env=variables, stdin=pipe, stdout=pipe, text=True)
+
+    def trained(self, name: str) -> dict[str, Any]:
+        """Makes one run; digests and rows of what it logged.
+
+        Raises:
+            Failed: see there.
+        """
+        command, told, run = RUNS[name], self.folder / f"{name}.txt", self.folder / "runs" / name
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with suppress(BrokenPipeError):  # it has ended, and said why
+            self.process.stdin.write(json.dumps([command.line(name), str(told)]) + "\n")
+            self.process.stdin.flush()
+        if self.process.stdout.readline() != "0\n":
+            raise Failed(told.read_text().strip()[-2000:] if told.exists() else "see above.")
+        files = {
+            "metrics.csv": metrics(run / "metrics.csv"),
+            "completions.jsonl": completions(run / "completions.jsonl"),
+        }
+        still = [key for key in command.acts if not any(float(row.get(key, 0)) for row in files["metrics.csv"]["rows"])]
+        if still:
+            raise Failed(f"{', '.join(still)} stayed 0 or is missing: change the options of this run.")
+        return {"command": command.line(name), **files}
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
 
 
 def metrics(file: Path) -> dict[str, Any]:
@@ -236,7 +281,7 @@ def checkout(commit: str) -> Iterator[Path]:
         )
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
-        git("worktree", "add", "--detach", str(tree), commit)
+        git("worktree", "add", "--quiet", "--detach", str(tree), commit)
         try:
             for kernels in (TREE / "grpo_pl").glob("_kernels*"):
                 shutil.copy2(kernels, tree / "grpo_pl")
@@ -282,28 +327,29 @@ def main() -> None:
             f"The record is of another machine or other versions, so bits may differ: {kept['machine']}, here {machine}"
         )
     wrong = 0
-    with tempfile.TemporaryDirectory() as temporary:
-        here, there = Path(temporary) / "here", Path(temporary) / "there"
-        here.mkdir()
-        there.mkdir()
-        with checkout(arguments.against) if arguments.against else nullcontext() as tree:
-            for name in with_earlier(arguments.runs or list(RUNS)):
-                start = cpu_seconds()
-                try:
-                    record["runs"][name] = trained(name, TREE, here)
-                    if tree:
-                        kept["runs"][name] = trained(name, tree, there)
-                    told = "recorded"
-                    if tree or arguments.compare:
-                        found = kept["runs"].get(name)
-                        told = difference(record["runs"][name], found) if found else "not in the record"
-                        wrong += told != ""
-                        told = told or "equal"
-                except Failed as error:
-                    wrong += 1
-                    told = f"failed: {error}"
-                print(f"{name:15} {cpu_seconds() - start:4.0f} s of CPU  {told}", flush=True)
-    write(record, arguments.record)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        here, there = stack.enter_context(closing(Tree(TREE, folder / "here"))), None
+        if arguments.against:
+            tree = stack.enter_context(checkout(arguments.against))
+            there = stack.enter_context(closing(Tree(tree, folder / "there")))
+        for name in with_earlier(arguments.runs or list(RUNS)):
+            start = time.monotonic()
+            try:
+                record["runs"][name] = here.trained(name)
+                if there:
+                    kept["runs"][name] = there.trained(name)
+                told = "recorded"
+                if there or arguments.compare:
+                    found = kept["runs"].get(name)
+                    told = difference(record["runs"][name], found) if found else "not in the record"
+                    wrong += told != ""
+                    told = told or "equal"
+            except Failed as error:
+                wrong += 1
+                told = f"failed: {error}"
+            print(f"{name:15} {time.monotonic() - start:4.0f} s  {told}", flush=True)
+            write(record, arguments.record)
     raise SystemExit(min(wrong, 1))
 
 
