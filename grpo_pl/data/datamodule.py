@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 GROUP = "val"
 """Name of the source's own held-out problems; further sets are ``val/<name>``."""
+AS_WRITTEN = "as written"
+"""Mark of states whose digests are of cells as files have them; up to version 0.3 their types were guessed."""
 
 
 class RolloutDataModule(LightningDataModule):
@@ -156,7 +158,7 @@ class RolloutDataModule(LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         digests = {place: digest for place, (digest, _) in self.digests().items()}
         state = {"completed_rollouts": self.completed_rollouts, "source": self.source.state_dict()}
-        return {**state, "digests": digests} if digests else state
+        return {**state, "digests": digests, "cells": AS_WRITTEN} if digests else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.trainer is not None and self.trainer.training:
@@ -174,8 +176,16 @@ class RolloutDataModule(LightningDataModule):
         ]
         if changed and not self.allow_changed:
             verb = "hold" if len(changed) > 1 else "holds"
+            guessed = (
+                ""
+                if state_dict.get("cells") == AS_WRITTEN
+                else (
+                    ", or version 0.3, with which it began, read them differently (gold answers such as 007, 1.50, 1 "
+                    "beside 2.5, NA or true, and the types of CSV columns)"
+                )
+            )
             raise ValueError(
-                f"{' and '.join(changed)} {verb} other rows than when this run began: "
+                f"{' and '.join(changed)} {verb} other rows than when this run began{guessed}: "
                 "restore what was there, begin a run of another --name, or go on with what is there now by "
                 "--data.allow_changed=true."
             )

@@ -143,6 +143,68 @@ def test_every_kind_of_file_is_known_by_what_it_holds(tmp_path: Path) -> None:
             _data(source(), allow_changed=True).require_unchanged(state)
 
 
+READ_BY_0_3 = [  # with the digests that version 0.3.0 wrote of these files
+    (
+        "a.jsonl",
+        True,
+        "5aedc5d4da2730ea4b336beab57b9196",
+        '{"question": "a", "answer": "1.50"}\n{"question": "b", "answer": "2", "x": null}\n',
+    ),
+    (
+        "a.jsonl",
+        True,
+        "a64d3623e8ca8fa4c2c835ddb22284d5",
+        '{"question": "a", "answer": 1.5, "x": 1}\n{"question": "b", "answer": 2.25, "x": 2}\n',
+    ),
+    ("a.csv", True, "8fc9d16985746874ea44c140bc397b23", "question,answer\na,007\nb,1.50\n"),
+    (
+        "a.jsonl",
+        False,
+        "23adc50869506e2c96a3cc4fa8293aaf",
+        '{"question": "a", "answer": 1}\n{"question": "b", "answer": 2.5}\n',
+    ),
+    (
+        "a.jsonl",
+        False,
+        "a67adec2dcb2265b8346816dfde49da3",
+        '{"question": "a", "answer": true}\n{"question": "b", "answer": false}\n',
+    ),
+    (
+        "a.jsonl",
+        False,
+        "36f37404d7f1fbe789e681231bde0ad0",
+        '{"question": "a", "answer": 123456789012345678901234567890}\n',
+    ),
+    ("a.csv", False, "0fb992449e832f3dfd6a41bc8f24b913", "question,answer,level\na,007,1\nb,1.50,2\n"),
+    ("a/train.csv", False, "5f638275e9c39e05055b6a91922dee69", "question,answer\na,007\nb,12\n"),
+]
+"""A file's name, whether it is read the same by now, the digest, and its content."""
+
+
+@pytest.mark.parametrize(("name", "same", "digest", "text"), READ_BY_0_3)
+def test_a_run_of_0_3_whose_golds_are_read_otherwise_is_told_so(
+    tmp_path: Path, name: str, same: bool, digest: str, text: str
+) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(text)
+
+    def data(**more: Any) -> RolloutDataModule:
+        return _data(TablePrompts(path=str(tmp_path / name.split("/")[0]), val_share=0.0), **more)
+
+    state = {"digests": {"data.source.train": digest}}
+    if same:
+        data().require_unchanged(state)
+    else:
+        with pytest.raises(ValueError, match=r"data\.source\.train .* version 0\.3.* --data\.allow_changed=true"):
+            data().require_unchanged(state)
+        data(allow_changed=True).require_unchanged(state)
+    now = data().state_dict()
+    data().require_unchanged(now)
+    (tmp_path / name).write_text(text + text.splitlines()[-1] + "\n")
+    with pytest.raises(ValueError, match=r"holds other rows than when this run began: restore"):
+        data().require_unchanged(now)
+
+
 def test_parts_and_validation_sets_are_named(tmp_path: Path) -> None:
     files = {name: tmp_path / f"{name}.jsonl" for name in ("a", "b", "val", "set")}
     for number, file in enumerate(files.values()):
