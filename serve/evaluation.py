@@ -104,12 +104,14 @@ def items_of(problem: EvalProblem, finished: Sequence[Chunk], model: ServedModel
     """The job for the reward worker: a problem's completions as a group, with the columns of training."""
     n, tokens = len(finished), [chunk.tokens for chunk in finished]
     columns: dict[str, list[Any]] = {name: [value] * n for name, value in (problem.model_extra or {}).items()}
-    columns["question"] = [problem.problem] * n
+    columns["question"] = [problem.question] * n
+    if not isinstance(problem.problem, str):
+        columns["prompt_messages"] = [list(problem.problem)] * n
     columns["prompt"] = [model.template.render(problem.problem, model.tokenizer)] * n
     columns["completion_length"] = list(map(len, tokens))
     columns["completion_ids"] = tokens
     texts = [model.template.completion_text(ids, model.tokenizer) for ids in tokens]
-    return ScoreItems(texts, [problem.answer] * n, columns, group_size=n)
+    return ScoreItems(texts, [problem.gold] * n, columns, group_size=n)
 
 
 def result_of(

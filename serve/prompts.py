@@ -109,8 +109,12 @@ class Prompts:
         """
         logits, jobs, tokenizer = self.logits(sampling), [], self.model.tokenizer
         for i, problem in enumerate(problems):
-            text = problem.problem
-            ids = await self._encode(text, partial(self.model.template.encode, text, tokenizer), name(i))
+            asked = problem.problem
+            text = asked if isinstance(asked, str) else "\n".join(str(message["content"]) for message in asked)
+            try:
+                ids = await self._encode(text, partial(self.model.template.encode, asked, tokenizer), name(i))
+            except ValueError as error:  # a conversation that the template has no form for
+                raise bad_request(name(i), str(error)) from error
             job = self.job(ids, sampling, logits, seed=seed, templated=True, prompt_id=problem.id)
             jobs.append(replace(job, evaluation=True))
             await asyncio.sleep(0)  # lets the event loop serve other requests

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -16,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from grpo_pl.data.cells import conversation_in, conversation_text
 from grpo_pl.openai_format import fields
 from grpo_pl.openai_format.fields import MAX_ITEMS, MAX_SHORT, MAX_TOOLS, Body, Short, Text, at, by_type, chosen
 from grpo_pl.openai_format.messages import Conversing, FunctionTool, Message, StreamOptions
@@ -293,12 +295,32 @@ class CompletionRequest(_GenerationRequest):
         return self.logprobs
 
 
+def _conversation(messages: list[Any]) -> Sequence[Mapping[str, Any]]:
+    read = conversation_in(messages)
+    for message in read:
+        if not str(message["content"]).isascii():
+            str(message["content"]).encode()  # a lone surrogate is a ValueError
+    return read
+
+
+_Conversation = Annotated[list[dict[str, Any]], Field(max_length=MAX_ITEMS), AfterValidator(_conversation)]
+
+
 class EvalProblem(Body):
     """One problem of an evaluation; further fields are columns for the rewards."""
 
     ignored = None
-    problem: Text
-    answer: Annotated[Text, Field(max_length=MAX_TEXT)]
+    problem: Annotated[
+        Annotated[Text, Tag("a text")] | Annotated[_Conversation, Tag("a list")],
+        by_type("a text or a list of messages", {str: "a text", list: "a list"}),
+    ]
+    answer: Annotated[
+        Annotated[Text, Field(max_length=MAX_TEXT), Tag("a text")]
+        | Annotated[list[Any], Tag("a list")]
+        | Annotated[dict[str, Any], Tag("an object")],
+        by_type("a text", {str: "a text", list: "a list", dict: "an object"}),
+    ]
+    """The gold answer; completions against a list or an object have the status ``bad_gold``."""
     id: (
         Annotated[
             Annotated[Seed, Tag("a number")] | Annotated[Text, Tag("a text")],
@@ -306,6 +328,16 @@ class EvalProblem(Body):
         ]
         | None
     ) = None
+
+    @property
+    def gold(self) -> str | None:
+        """The answer, or None for one that is no text."""
+        return self.answer if isinstance(self.answer, str) else None
+
+    @property
+    def question(self) -> str:
+        """The problem as text, as rewards see it."""
+        return self.problem if isinstance(self.problem, str) else conversation_text(self.problem)
 
     @model_validator(mode="after")
     def _few_columns(self) -> Self:
@@ -336,6 +368,16 @@ class ScoreRequest(BaseRequest):
     items: list[ScoreItem] = Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)
     group: bool = False
     """Treat the items as samples of one problem, and return their advantages."""
+
+    @property
+    def gold(self) -> str | None:
+        """The answer, or None for one that is no text."""
+        return self.answer if isinstance(self.answer, str) else None
+
+    @property
+    def question(self) -> str:
+        """The problem as text, as rewards see it."""
+        return self.problem if isinstance(self.problem, str) else conversation_text(self.problem)
 
     @model_validator(mode="after")
     def _few_columns(self) -> Self:

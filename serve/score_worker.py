@@ -29,7 +29,7 @@ class ScoreItems(NamedTuple):
     """Request to score ``completions[i]`` against ``answers[i]``."""
 
     completions: list[str]
-    answers: list[str]
+    answers: Sequence[str | None]
     columns: Mapping[str, list[Any]]
     group_size: int = 0
     """Completions per problem, which are neighbours: their answers are also numbered for majority votes. 0: no

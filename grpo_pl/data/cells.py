@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import date, time
-from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_pl.files.rows import line_name, read_lines
-from grpo_pl.types import Conversation
+
+if TYPE_CHECKING:  # torch, which a client of the server does without
+    from grpo_pl.types import Conversation
 
 _OPTION = re.compile(r"(?:^|[\s(\[{*])\(?\\?(?:text(?:bf|rm)?\{)?\(?([A-Ha-h])\}?[).:\]]")
 _CHOICE = re.compile(r"\(?\\?(?:text(?:bf|rm)?\s*\{)?\s*\(?([A-Ha-h])\)?\s*\}?\)?\.?")
@@ -72,16 +72,6 @@ def unreadable(column: str, cell: Any) -> str:
     """What to say of a cell that is no question or answer: its column, content, and its type unless it is a text."""
     told = f"{column} {str(cell)[:60]!r}"
     return told if isinstance(cell, str) else f"{column} is null" if cell is None else f"{told}, {type(cell).__name__}"
-
-
-def in_full(cell: Any) -> Any:
-    """A cell of a typed table as it is written out: decimals with all their digits and no exponent; dates, times and
-    truths as text; any other as it is."""
-    if isinstance(cell, Decimal):
-        return format(cell, "f")
-    if isinstance(cell, bool):
-        return str(cell).lower()
-    return str(cell) if isinstance(cell, date | time) else cell  # a datetime is a date, and pandas' is a datetime
 
 
 def is_conversation(cell: Any) -> bool:

@@ -12,12 +12,10 @@ from itertools import accumulate, groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pyarrow  # type: ignore[import-untyped]
-
-from grpo_pl.data.cells import in_full, is_text
+from grpo_pl.data.cells import is_text
 from grpo_pl.data.rows import RowPrompts, RowReader, Side
 from grpo_pl.files.rows import Row
-from grpo_pl.files.tables import ENDINGS, TextTable, format_of
+from grpo_pl.files.tables import ENDINGS, TextTable, format_of, in_full
 from grpo_pl.rewards.pretrained import offline_without_network
 from grpo_pl.types import Problem
 
@@ -91,9 +89,8 @@ class StoredTable:
 
     def __init__(self, table: Dataset, written: Collection[str]) -> None:
         self.table, self.columns = table, list(table.column_names)
-        self._written = [name for name in written if name in self.columns]
         schema = table.data.schema
-        self._short = [name for name in self._written if pyarrow.types.is_float32(schema.field(name).type)]
+        self._written = {name: schema.field(name).type for name in written if name in self.columns}
 
     def __len__(self) -> int:
         return len(self.table)
@@ -103,11 +100,8 @@ class StoredTable:
         numbers = iter(numbers)
         while chunk := list(islice(numbers, ROWS_AT_ONCE)):
             part = self.table[chunk]
-            for name in self._short:  # 0.1, which as a number of twice the length is 0.10000000149011612
-                shortest = pyarrow.array(part[name], pyarrow.float32()).cast(pyarrow.string()).to_pylist()
-                part[name] = [text and float(text) for text in shortest]
-            for name in self._written:
-                part[name] = list(map(in_full, part[name]))
+            for name, kind in self._written.items():
+                part[name] = in_full(part[name], kind)
             yield from (dict(zip(part, cells, strict=True)) for cells in zip(*part.values(), strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Files of rows: JSON Lines (or Parquet) read, written and appended to row by row, never whole in memory."""
+"""Files of rows: JSON Lines read, written and appended to row by row, never whole in memory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from grpo_pl.files.writing import append_lines, staged
-
-JSON_ENDINGS = (".jsonl", ".json", ".ndjson")
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -101,12 +99,12 @@ def parse_row(raw: bytes, where: str, written: Collection[str]) -> Row:
             ``1.50`` and ``true`` become texts, 7 stays a number.
 
     Raises:
-        ValueError: as `parse_object`, or a text with half a surrogate pair, which no tokenizer takes.
+        ValueError: as `parse_object`, or one of ``written`` has half a surrogate pair, which no tokenizer takes.
     """
     row = parse_object(raw, where)
     if b"\\u" in raw:
         try:
-            json.dumps(row, ensure_ascii=False).encode()
+            json.dumps([row.get(key) for key in written], ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             half = error.object[error.start]
             raise ValueError(f"{where} holds {half!r}, half a surrogate pair, which is no character.") from error
@@ -143,33 +141,8 @@ def decoded(raw: bytes, where: str) -> str:
         raise ValueError(f"{where} is not UTF-8: {told}.") from error
 
 
-def require_rows(file: Path) -> None:
-    """Refuses a file that is not there or of a kind that cannot be read."""
-    if not file.is_file():
-        raise ValueError(f"no such file: {file}")
-    if file.suffix not in (*JSON_ENDINGS, ".parquet"):
-        raise ValueError(f"{file} is neither {', '.join(JSON_ENDINGS)} nor .parquet.")
-
-
-def count_rows(file: Path) -> int:
-    """Rows of a JSON Lines or Parquet file, without holding it in memory."""
-    if file.suffix == ".parquet":
-        import pyarrow.parquet as parquet  # type: ignore[import-untyped]
-
-        return int(parquet.read_metadata(file).num_rows)
-    with file.open("rb") as lines:
-        return sum(1 for line in lines if line.removeprefix(BOM_UTF8).strip())
-
-
 def read_rows(file: Path) -> Generator[Row]:
-    """The rows of a JSON Lines or Parquet file, one after the other."""
-    if file.suffix == ".parquet":
-        import pyarrow.parquet as parquet
-
-        with parquet.ParquetFile(file) as table:
-            for batch in table.iter_batches(batch_size=512):
-                yield from batch.to_pylist()
-        return
+    """The rows of a JSON Lines file, one after the other."""
     for line in read_lines(file):
         yield line.row
 

@@ -1,4 +1,4 @@
-"""Tables in text files, CSV, JSON and JSON Lines: rows by number, with cells as they are written."""
+"""Tables in files, CSV, JSON, JSON Lines and Parquet: rows with cells as they are written."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ import tempfile
 import zlib
 from array import array
 from codecs import BOM_UTF8
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from datetime import date, time
+from decimal import Decimal
 from pathlib import Path
 from typing import IO, Any
+
+import pyarrow  # type: ignore[import-untyped]
+from pyarrow import parquet
 
 from grpo_pl.files.rows import Row, decoded, line_name, parse_object, parse_row
 
@@ -203,3 +208,51 @@ def _unpacked(file: Path) -> IO[bytes]:
         raise ValueError(f"{str(file)!r} is cut short or damaged behind line {lines}: {error}.") from error
     copy.flush()
     return copy
+
+
+# --- tables with types ------------------------------------------------------------------------------------------------
+
+
+def in_full(cells: Sequence[Any], kind: pyarrow.DataType) -> list[Any]:
+    """The cells of a column of a typed table as they are written out: decimals with all their digits and no exponent;
+    dates, times and truths as text; short floats as the number with the fewest digits; any other as it is."""
+    if pyarrow.types.is_float32(kind):  # 0.1, which as a number of twice the length is 0.10000000149011612
+        texts = pyarrow.array(cells, kind).cast(pyarrow.string()).to_pylist()
+        return [text and float(text) for text in texts]
+    return [_in_full(cell) for cell in cells]
+
+
+def _in_full(cell: Any) -> Any:
+    if isinstance(cell, Decimal):
+        return format(cell, "f")
+    if isinstance(cell, bool):
+        return str(cell).lower()
+    return str(cell) if isinstance(cell, date | time) else cell  # a datetime is a date, and pandas' is a datetime
+
+
+def table_rows(file: Path, written: Collection[str]) -> tuple[int, Generator[Row]]:
+    """The number of rows of a file, and the rows in order, as `TextTable` gives them, or from Parquet. One of another
+    ending is read as JSON Lines.
+
+    Args:
+        written: columns whose cells are given as they are written, or in full.
+
+    Raises:
+        ValueError: no such file, or a line that cannot be read, by its number.
+    """
+    if not file.is_file():
+        raise ValueError(f"no such file: {file}")
+    if format_of(file) == "parquet":
+        return int(parquet.read_metadata(file).num_rows), _parquet_rows(file, written)
+    table = TextTable(file, written)
+    return len(table), (row for row in table.read(range(len(table))))
+
+
+def _parquet_rows(file: Path, written: Collection[str]) -> Generator[Row]:
+    with parquet.ParquetFile(file) as table:
+        for batch in table.iter_batches(batch_size=512):
+            columns = {
+                field.name: in_full(cells, field.type) if field.name in written else cells
+                for field, cells in zip(batch.schema, map(pyarrow.Array.to_pylist, batch.columns), strict=True)
+            }
+            yield from (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))

@@ -102,7 +102,7 @@ def score_completions(
     rewards: Sequence[Reward],
     *,
     completions: Sequence[str],
-    answers: Sequence[str],
+    answers: Sequence[str | None],
     columns: Columns,
     trainer_state: Callable[[], Any] | None = None,
 ) -> ScoredBatch:
@@ -114,7 +114,8 @@ def score_completions(
     Args:
         rewards: the rewards, see `check_rewards`.
         completions: B texts.
-        answers: B gold answers.
+        answers: B gold answers; None is one that cannot be read, such as a list of several: ``bad_gold`` from every
+            reward, as no reward could know what it is compared with.
         columns: further columns, B values each; see `Reward.__call__`.
         trainer_state: returns what reward functions get as ``trainer_state``; None outside training.
 
@@ -127,8 +128,13 @@ def score_completions(
     """
     extras = LoggedExtras(len(completions), trainer_state)
     with extras.collect():
-        calls = [(reward.asynchronous, partial(score_one, reward, completions, answers, columns)) for reward in rewards]
+        golds = [answer or "" for answer in answers]
+        calls = [(reward.asynchronous, partial(score_one, reward, completions, golds, columns)) for reward in rewards]
         scores = list(map(list, call_together(calls)))
+    for i, answer in enumerate(answers):
+        if answer is None:
+            for row in scores:
+                row[i] = Score(None, "bad_gold", "neither a text nor a number")
     for i, episode in enumerate(columns.get("episode", ())):
         if isinstance(episode, Mapping) and "return" in episode and episode["return"] is None:
             for row in scores:

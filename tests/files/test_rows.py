@@ -9,7 +9,6 @@ import pytest
 
 from grpo_pl.files.rows import (
     append_rows,
-    count_rows,
     json_line,
     read_lines,
     read_object,
@@ -42,7 +41,6 @@ def test_byte_order_marks_are_no_part_of_the_data(tmp_path: Path) -> None:
         tmp_path, BOM_UTF8 + b'{"a": 1}\n' + BOM_UTF8 + b"\n" + BOM_UTF8 + b'{"a": 2}\n'
     )  # files joined by cat
     assert list(read_rows(file)) == [{"a": 1}, {"a": 2}]
-    assert count_rows(file) == 2
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c"])

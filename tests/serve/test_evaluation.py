@@ -145,6 +145,36 @@ def test_the_command_draws_the_same_in_process_and_through_a_server(
     assert summaries[0]["problems"] == 11
 
 
+def test_the_command_reads_rows_as_training_does(server: Any, export: Path, tmp_path: Path) -> None:
+    asked = [{"role": "user", "content": "1+1="}]
+    rows = [
+        {"id": 1, "question": "1+1=", "answer": 2},
+        {"id": 1, "question": asked, "answer": "2"},
+        {"id": 2, "question": "3+4=", "answer": ["7", "8"]},
+    ]
+    data = tmp_path / "rows.json"
+    data.write_text(json.dumps(rows))
+    found = []
+    for where in (["--model", str(export)], ["--server", server.address]):
+        options = ["--data", str(data), "-n", "2", "--max-completion-length=16", f"--output={tmp_path / 'out.jsonl'}"]
+        assert main(["evaluate", *where, *options]) == 0
+        plain, turns, several = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+        assert _texts(plain) == _texts(turns) and turns["problem"] == asked
+        assert [sample["status"] for sample in several["samples"]] == ["bad_gold"] * 2
+        assert [sample["correct"] for sample in several["samples"]] == [None, None]
+        assert None not in [sample["correct"] for sample in (*plain["samples"], *turns["samples"])]
+        found.append([_texts(row) for row in (plain, turns, several)])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "problem", [[{"role": "tool", "content": "1"}], [], [{"role": "user", "content": "\ud83d"}], {"role": "user"}]
+)
+def test_a_conversation_that_cannot_be_asked_is_refused(server: Any, problem: Any) -> None:
+    status, answer = server.post("/v1/evaluate", {"items": [{"problem": problem, "answer": "2"}]})
+    assert status == 400 and answer["error"]["param"].startswith("items.0.problem")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -152,7 +182,7 @@ def test_the_command_draws_the_same_in_process_and_through_a_server(
         (["--data", "DATA"], "either --model"),
         (["--data", "DATA", "--model", "x", "--server", "y"], "either --model"),
         (["--data", "DATA", "--server", "http://127.0.0.1:9"], "no server at"),
-        (["--data", "BROKEN", "--server", "http://127.0.0.1:9"], "line 2 of 'BROKEN'"),
+        (["--data", "BROKEN", "--server", "http://127.0.0.1:9"], "row 2 of 'BROKEN'"),
         (["--data", "DATA", "--model", "/nowhere"], "no such model"),
     ],
 )

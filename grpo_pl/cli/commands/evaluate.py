@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from grpo_pl.cli.commands import check_at_least
-from grpo_pl.files.rows import check_output, line_name, read_lines, row_writer
+from grpo_pl.files.rows import check_output, row_writer
+from grpo_pl.files.tables import table_rows
 from grpo_pl.training.progress import progress_bar
 from serve.settings import API_KEY
 
@@ -52,8 +53,9 @@ def evaluate(
     ways draw the same completions for the same seed.
 
     Args:
-        data: JSONL file; each line has problem (or question, or prompt) and answer, further fields go to the rewards
-            and to the environment, in which neither of the two is needed.
+        data: JSONL, JSON, CSV or Parquet, by its ending. Each row has problem (or question, or prompt), a text or a
+            list of chat messages, and answer. Further columns go to the rewards and to the environment, in which
+            neither of the two is needed. An answer that is a list or an object is bad_gold.
         model: Exported folder, run folder or checkpoint to evaluate in this process.
         server: Address of a running `grpo-pl serve` to evaluate instead, such as http://127.0.0.1:8000.
         n: Completions per problem, 1 to 64.
@@ -140,10 +142,13 @@ def evaluate_episodes(
                 name = number if each.id is None else each.id  # which draws the same episodes anywhere in a file
                 key = name if isinstance(name, int) else row_key("id", name)
                 columns = each.model_extra or {}
-                asked.append(Problem(id=key, question=each.problem, answer=each.answer, columns=columns))
+                messages = None if isinstance(each.problem, str) else each.problem
+                answer = each.gold or ""
+                asked.append(Problem(id=key, question=each.question, answer=answer, columns=columns, messages=messages))
             drawn = answerer.sample(asked, samples=n, seed=seed)
             assert drawn.episodes is not None
-            golds, needed = [problem.answer for problem in drawn.per_row], drawn.columns(needs_of(answerer.rewards))
+            golds = [each.gold for each in part for _ in range(n)]
+            needed = drawn.columns(needs_of(answerer.rewards))
             job = ScoreItems(list(drawn.completions), golds, needed, drawn.rollout.group_size)
             scored = score_items(answerer.rewards, job, slice(None))
             lengths, reasons = drawn.rollout.action_lengths.tolist(), drawn.rollout.finish_reasons
@@ -163,21 +168,28 @@ def evaluate_episodes(
 
 
 def read_problems(file: Path, limit: int | None = None, *, asks: bool = True) -> list[EvalProblem]:
-    """The problems of a JSONL file.
+    """The problems of a file of rows.
 
     Args:
-        asks: each line needs a problem and an answer; without one they are empty where they are missing.
+        asks: each row needs a problem and an answer; without one they are empty where they are missing.
     """
     from serve.schemas import EvalProblem
 
     problems: list[EvalProblem] = []
-    for number, _, row in islice(read_lines(file), limit):
+    _, rows = table_rows(file, ["answer", *_QUESTION_NAMES])
+    for number, row in enumerate(islice(rows, limit), start=1):
         name = next((name for name in _QUESTION_NAMES if name in row), "problem")
         row = row if asks else {name: "", "answer": "", **row}
         fields = {"problem" if key == name else key: value for key, value in row.items()}
-        if isinstance(fields.get("answer"), int | float):
-            fields["answer"] = str(fields["answer"])
-        problems.append(_validated(EvalProblem, fields, f"{line_name(file, number)}: "))
+        for key in ("problem", "answer"):
+            if isinstance(fields.get(key), int | float):
+                fields[key] = str(fields[key])
+        where = f"row {number} of {str(file)!r}: "
+        if fields.get("answer") is None and asks:
+            raise ValueError(f"{where}it has no answer.")
+        if not isinstance(answer := fields.get("answer"), str | list | dict):
+            fields["answer"] = "" if answer is None else [str(answer)]  # a type that has no text, such as bytes
+        problems.append(_validated(EvalProblem, fields, where))
     if not problems:
         raise ValueError(f"{file} holds no problems.")
     return problems

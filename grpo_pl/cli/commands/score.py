@@ -15,7 +15,8 @@ from rich.table import Table
 
 from grpo_pl.config.objects import ConfigArguments, settings
 from grpo_pl.config.suggestions import nearest
-from grpo_pl.files.rows import check_output, count_rows, read_rows, require_rows, row_writer
+from grpo_pl.files.rows import check_output, row_writer
+from grpo_pl.files.tables import ENDINGS, format_of, table_rows
 from grpo_pl.rewards.base import Reward, Score, Status, require_correctness
 from grpo_pl.rewards.batch import ScoredBatch, check_rewards, score_completions
 from grpo_pl.rollout.episode_settings import EpisodeSettings
@@ -87,9 +88,9 @@ def score(
     met or a gold answer could not be judged against without that being expected. Ctrl-C leaves no output behind.
 
     Args:
-        file: JSONL (.jsonl, .json) or Parquet (.parquet) with a completion, an answer, and other columns for rewards.
+        file: JSONL, JSON, CSV or Parquet, by its ending, with a completion, an answer, and other columns for rewards.
             Prompts and completions may be text or lists of chat messages, as `grpo-pl predict` writes them; `messages`
-            may stand for both.
+            may stand for both. An answer that is a list or an object is `bad_gold`.
         config: YAML with `rewards`, or `model.rewards` as in the configuration of a training run.
         output: JSONL file to write; beside the input by default, as NAME.scores.jsonl.
         completion_column: column of the completions, prefilled text included.
@@ -139,14 +140,15 @@ def score_file(
     batch_size: int = 512,
     episodes: EpisodeSettings = EpisodeSettings(),  # noqa: B008 - frozen
 ) -> ScoreSummary:
-    """Scores a JSONL or Parquet file in batches, in memory that does not grow with the number of rows.
+    """Scores a file of rows in batches; 8 bytes a row stay in memory.
 
     Args:
         output: JSONL file for the scored rows; none is written by default.
         episodes: what of an exchange rewards read as its completion.
     """
-    require_rows(file)
-    total = count_rows(file)
+    if file.is_file() and not format_of(file):
+        raise ValueError(f"{file} is neither {ENDINGS}.")
+    total, source = table_rows(file, [answer_column, "prompt"])
     if total == 0:
         raise ValueError(f"{file} holds no rows.")
     if batch_size < 1:
@@ -154,7 +156,7 @@ def score_file(
     if output is not None:
         check_output(output, file)
     names, summary = (completion_column, answer_column), ScoreSummary()
-    with progress_bar("score", total) as advance, row_writer(output) as write, closing(read_rows(file)) as rows:
+    with progress_bar("score", total) as advance, row_writer(output) as write, closing(source) as rows:
         while batch := list(islice(rows, batch_size)):
             if any("expected" in row for row in batch):
                 require_correctness(rewards, "the column `expected`")
@@ -169,7 +171,7 @@ def score_file(
 
 def _arrange(
     batch: Sequence[Mapping[str, Any]], names: tuple[str, str], first: int, episodes: EpisodeSettings
-) -> tuple[list[str], list[str], dict[str, list[Any]]]:
+) -> tuple[list[str], list[str | None], dict[str, list[Any]]]:
     """(completions, answers, further columns) of a batch whose first row has the number ``first``."""
     completion, answer = names
     texts = []
@@ -188,7 +190,8 @@ def _arrange(
     columns["prompt"] = [_message_text(prompt) or "" for prompt in asked]
     if all(isinstance(prompt, list) for prompt in asked):
         columns.setdefault("prompt_messages", asked)
-    return texts, [str(row[answer]) for row in batch], columns
+    golds = [row[answer] for row in batch]
+    return texts, [str(gold) if isinstance(gold, str | int | float) else None for gold in golds], columns
 
 
 def _whole(row: Mapping[str, Any], completion: str) -> Mapping[str, Any]:

@@ -1,5 +1,6 @@
 """``grpo-pl score``: right, wrong, hostile and unparseable rows, expectations, files of many rows."""
 
+import gzip
 import json
 import os
 import resource
@@ -8,11 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from grpo_pl.cli.commands.score import load_rewards, meets, score, score_file
 from grpo_pl.cli.main import main
@@ -53,9 +57,6 @@ def config(tmp_path: Path) -> Path:
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     if path.suffix == ".parquet":
-        import pyarrow as pa
-        import pyarrow.parquet as parquet
-
         parquet.write_table(pa.Table.from_pylist(rows), path)
     else:
         path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
@@ -381,3 +382,37 @@ def test_exchanges_without_their_episodes_cannot_pay_what_an_environment_paid(tm
     given = [{"messages": EXCHANGE, "answer": "", "episode": row}, {"completion": "", "answer": "", "episode": row}]
     assert score(str(write(tmp_path / "rows.jsonl", given)), str(config), str(out)) == 0
     assert [row["reward"] for row in read(out)] == [2.0, 2.0]
+
+
+def test_rows_are_read_as_training_reads_them(tmp_path: Path) -> None:
+    golds = ["1.50", "007", ["1.50", "7"], 7, 123456789012345678901234567890, {"x": 1}, True, ""]
+    told = ["1.50", "007", None, "7", "123456789012345678901234567890", None, "true", ""]
+    lines = [json.dumps({"completion": "x", "answer": gold}) for gold in golds]
+    lines.append('{"completion": "x", "answer": 1.50}')
+    (tmp_path / "rows.JSONL.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    line = "return [float(c == 'x') for c in completions]"
+    right = FunctionReward(function=function(tmp_path, line), name="right", correctness=True)
+    summary = score_file(tmp_path / "rows.JSONL.gz", [right, FormatReward()], output=tmp_path / "out.jsonl")
+    rows = read(tmp_path / "out.jsonl")
+    for row, gold in zip(rows, [*told, "1.50"], strict=True):
+        expected = (None, "bad_gold") if gold is None else (1.0, "ok")
+        assert (row["scores"]["right"]["value"], row["scores"]["right"]["status"]) == expected
+        assert (row["reward"] is None, row["correct"] is None) == (gold is None, gold is None)
+    assert [row["answer"] for row in rows] == [*golds[:6], "true", "", "1.50"]
+    assert (summary.bad_golds, summary.passed) == (2, False)
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.parquet", "rows.json"])
+def test_golds_are_those_of_the_file_whatever_it_is(tmp_path: Path, name: str) -> None:
+    file, said = tmp_path / name, [f"<answer>{text}</answer>" for text in ("1.50", "1e5", "NA")]
+    if name == "rows.csv":
+        file.write_text(f"completion,answer\n{said[0]},1.50\n{said[1]},1e5\n{said[2]},NA\n")
+    elif name == "rows.json":
+        file.write_text(
+            f'[{{"completion": "{said[0]}", "answer": 1.50}}, {{"completion": "{said[1]}", "answer": 1e5}}]'
+        )
+    else:
+        decimals = pa.array([Decimal("1.50")], pa.decimal128(5, 2))
+        parquet.write_table(pa.table({"completion": said[:1], "answer": decimals}), file)
+    summary = score_file(file, [ExactReward(correctness=True)])
+    assert summary.correct == summary.rows
