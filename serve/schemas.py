@@ -19,7 +19,7 @@ from pydantic import (
 
 from grpo_pl.data.cells import conversation_in, conversation_text
 from grpo_pl.openai_format import fields
-from grpo_pl.openai_format.fields import MAX_ITEMS, MAX_SHORT, MAX_TOOLS, Body, Short, Text, at, by_type, chosen
+from grpo_pl.openai_format.fields import MAX_ITEMS, MAX_TOOLS, Body, Short, StopTexts, Text, at, by_type, chosen
 from grpo_pl.openai_format.messages import Conversing, FunctionTool, Message, StreamOptions
 from serve.errors import bad_request
 from serve.grammars import MAX_GRAMMAR, Grammar
@@ -38,17 +38,6 @@ def _at_most_1024(value: Any) -> Any:
     """Checked before a dictionary is read, because pydantic reports an error for each of its values."""
     if isinstance(value, dict) and len(value) > 1024:
         raise ValueError(f"give at most 1024 entries, not {len(value)}")
-    return value
-
-
-def _as_list(value: Any) -> Any:
-    """Checked before the list is, so that errors about one text have the name of the field."""
-    if isinstance(value, str):
-        if not 1 <= len(value) <= MAX_SHORT:
-            raise ValueError(f"give a text of 1 to {MAX_SHORT} characters")
-        return [value]
-    if not isinstance(value, list):
-        raise ValueError("give a text or a list of texts")
     return value
 
 
@@ -195,11 +184,7 @@ def _grammar(kind: Literal["json", "choice"], given: dict[str, Any] | list[str] 
 
 
 class _GenerationRequest(Sampling):
-    stop: Annotated[
-        list[Short],
-        Field(max_length=16, fail_fast=True),
-        BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
-    ] = Field([])
+    stop: StopTexts = Field([])
     """Up to 16 texts that end a completion and are not part of it."""
     stop_token_ids: list[TokenId] = Field([], max_length=128, fail_fast=True)
     """Tokens that end a completion and are not part of its text."""

@@ -235,7 +235,7 @@ class AgentSession:
 
     def answer(self, call: AgentCall, action: str, drawn: Mapping[str, Any]) -> bool:
         """Sends the policy's action as the answer to a call; true if a call of a tool in it is malformed."""
-        request = call.request
+        request, action = call.request, str(drawn.get("before_stop", action))
         offered = {tool.name: tool.for_template for tool in request.offered}
         reader = CallReader(self.parser, offered, several=request.parallel_tool_calls) if offered else None
         text = action if reader is None else reader.push(action, final=True)

@@ -176,8 +176,9 @@ class Environment(ABC):
     @property
     def writes_prompt(self) -> bool:
         """True if :meth:`reset` returns the whole prompt, as messages, and in ``info`` its ``tools`` and their text
-        ``told_tools``; the question is not asked otherwise. ``info["max_tokens"]`` then limits the next action, and
-        :meth:`step` is told how the action was drawn (``drawn``). ``info["segment"]`` is the number of the conversation
+        ``told_tools``; the question is not asked otherwise. ``info["max_tokens"]`` and the texts in
+        ``info["stop"]`` then end the next action, and :meth:`step` is told how the action was drawn (``drawn``), and
+        its text in front of such a stop. ``info["segment"]`` is the number of the conversation
         that the observation continues, 0 by default; the next number that is free begins one, whose observation and
         info are as those of a reset."""
         return False

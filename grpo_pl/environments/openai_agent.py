@@ -191,6 +191,8 @@ class AgentEnvironment(CallsTools):
             info["segment"] = session.conversation
         if event.request.length is not None:
             info["max_tokens"] = event.request.length
+        if event.request.stop:
+            info["stop"] = event.request.stop
         return observation, 0.0, False, False, info
 
     def _offered(self) -> dict[str, Any]:

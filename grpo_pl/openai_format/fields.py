@@ -12,12 +12,31 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 Text = Annotated[str, Field(min_length=0)]  # a string with a constraint is checked for lone surrogates
 MAX_SHORT = 256
 Short = Annotated[str, Field(min_length=1, max_length=MAX_SHORT)]
+
+
+def _as_list(value: Any) -> Any:
+    """Checked before the list is, so that errors about one text have the name of the field."""
+    if isinstance(value, str):
+        if not 1 <= len(value) <= MAX_SHORT:
+            raise ValueError(f"give a text of 1 to {MAX_SHORT} characters")
+        return [value]
+    if not isinstance(value, list):
+        raise ValueError("give a text or a list of texts")
+    return value
+
+
+StopTexts = Annotated[
+    list[Short],
+    Field(max_length=16, fail_fast=True),
+    BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
+]
+"""Texts at which an answer ends; one may be given alone."""
 
 MAX_ITEMS = 1024
 """Most items of a list in a request, such as the messages of a chat."""
@@ -181,7 +200,7 @@ AGENT = IgnoredFields(
         **dict.fromkeys(("presence_penalty", "frequency_penalty", "top_logprobs", "min_tokens"), (0,)),
         **dict.fromkeys(("logprobs", "ignore_eos", "return_token_ids"), (False,)),
         **dict.fromkeys(("n", "repetition_penalty"), (1,)),
-        **dict.fromkeys(("stop", "stop_token_ids", "bad_words"), ([],)),
+        **dict.fromkeys(("stop_token_ids", "bad_words"), ([],)),
         "logit_bias": ({},),
         "response_format": ({"type": "text"},),
         "structured_outputs": (),

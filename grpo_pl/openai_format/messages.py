@@ -10,7 +10,17 @@ from pydantic import AfterValidator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from grpo_pl.openai_format import fields
-from grpo_pl.openai_format.fields import MAX_ITEMS, MAX_TOOLS, SAMPLING_OF_THE_RUN, Body, Short, Text, at, by_type
+from grpo_pl.openai_format.fields import (
+    MAX_ITEMS,
+    MAX_TOOLS,
+    SAMPLING_OF_THE_RUN,
+    Body,
+    Short,
+    StopTexts,
+    Text,
+    at,
+    by_type,
+)
 from grpo_pl.openai_format.json_text import MalformedJson, parse_object
 
 _TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
@@ -256,6 +266,8 @@ class AgentRequest(Conversing):
     stream_options: StreamOptions = StreamOptions()
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
+    stop: StopTexts = Field([])
+    """Up to 16 texts that end the answer and are not part of it."""
 
     @property
     def length(self) -> int | None:

@@ -23,7 +23,8 @@ class Turn:
     """One action and the environment's answer."""
 
     action: str
-    """As the environment got it: the template's prefill and what the policy wrote, without special tokens."""
+    """The template's prefill and what the policy wrote, without special tokens; of an agent's stop string, which ends
+    the text that the agent got, everything up to the token that completes it."""
     finish_reason: FinishReason
     """``length`` where the action was cut; it was played as it was."""
     transition: Transition
@@ -104,6 +105,7 @@ class EpisodeRow:
     turns: list[Turn] = field(default_factory=list)
     finish: FinishReason | None = None
     most: int | None = None  # of the next action, where its environment says so
+    stop: tuple[str, ...] = ()  # texts that end it, likewise
 
     def __post_init__(self) -> None:
         self.segments.append(self.at)

@@ -23,6 +23,7 @@ from grpo_pl.policy.loading import context_length
 from grpo_pl.rollout.engine import RolloutEngine, RolloutInterrupted, Watching, counting_on, generate_request
 from grpo_pl.rollout.episode_rows import Episode, EpisodeRow, Segment, Turn, rollout_of
 from grpo_pl.rollout.episode_settings import EpisodeSettings
+from grpo_pl.rollout.texts import TextStream
 from grpo_pl.rollout.thinking import draw_completions
 from grpo_pl.types import NO_TURN, GenerateRequest, Problem, Rollout, SampleKey, SamplingParams
 
@@ -210,7 +211,7 @@ class _Driver:
         if start.done:
             row.finish = "environment"
             return
-        row.most = _most_tokens(start)
+        row.most, row.stop = _most_tokens(start), _stop_texts(start)
         try:
             if self.request.environment.writes_prompt:
                 row.at.dialogue = self._dialogue_with(start.info)
@@ -247,9 +248,12 @@ class _Driver:
             for i, (row, length, reason) in enumerate(zip(part, lengths, drawn.finish_reasons, strict=True)):
                 tokens, logprobs, own = tokens_of[i], logprobs_of[i], written[i]
                 count, turn = min(length, row.room(context)), len(row.turns)
+                reason = reason if count == length else "length"
+                stopped = _stopped(row.stop, tokens[:count], dialogue) if row.stop else None
+                if stopped is not None:  # drawn beyond it, as an engine's kernel may know no texts
+                    count, reason = stopped[0], "stop"
                 row.append(tokens[:count], logprobs[:count], [turn if mine else NO_TURN for mine in own[:count]])
                 action = dialogue.template.completion_text(tokens[:count], dialogue.tokenizer)
-                reason = reason if count == length else "length"
                 at = row.segments.index(row.at)
                 row.turns.append(Turn(action=action, finish_reason=reason, transition=Transition(), segment=at))
                 row.at.turns += 1
@@ -258,12 +262,13 @@ class _Driver:
                     "finish_reason": reason,
                     "prompt_tokens": len(row.at.prompt) + len(row.at.tokens) - count,
                     "completion_tokens": count,
+                    **({} if stopped is None else {"before_stop": stopped[1]}),
                 }
                 self.pool.step(row.number, action, drawn=told if self.request.environment.writes_prompt else None)
 
     def _observe(self, row: EpisodeRow, transition: Transition) -> None:
         row.turns[-1] = replace(row.turns[-1], transition=transition)
-        row.most = _most_tokens(transition)
+        row.most, row.stop = _most_tokens(transition), _stop_texts(transition)
         if transition.done:
             row.finish = "environment"
         elif len(row.turns) == self.request.limits.max_turns:
@@ -322,3 +327,23 @@ def _most_tokens(transition: Transition) -> int | None:
     """The limit on the next action that an agent asks for."""
     most = transition.info.get("max_tokens")
     return most if isinstance(most, int) and most > 0 else None
+
+
+def _stop_texts(transition: Transition) -> tuple[str, ...]:
+    """The texts at which an agent wants the next action to end."""
+    given = transition.info.get("stop")
+    return tuple(text for text in given if isinstance(text, str) and text) if isinstance(given, list) else ()
+
+
+def _stopped(stop: Sequence[str], tokens: Sequence[int], dialogue: Dialogue) -> tuple[int, str] | None:
+    """Tokens up to the one that completes a stop string, and the text in front of the string; None without one. It may
+    be the name of a special token, which no text shows."""
+    tokenizer = dialogue.tokenizer
+    special = {tokenizer.convert_tokens_to_ids(text) for text in stop if text in tokenizer.all_special_tokens}
+    end = next((number for number, token in enumerate(tokens, 1) if token in special), None)
+    text = TextStream(tokenizer, stop, prefix=dialogue.template.begins(tokenizer))
+    text.push(tokens[:end])
+    text.finish()
+    if text.stopped:
+        return len(text.tokens), text.text
+    return None if end is None else (end, text.text)

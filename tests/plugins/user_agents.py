@@ -92,6 +92,14 @@ def chat(task: Any, base_url: str, key: str) -> float:
     return float(len(messages) // 2)
 
 
+def stopping(task: Any, base_url: str, key: str) -> None:
+    """Calls twice with its own ``stop``, as smolagents does with each call, and repeats what it got to answer."""
+    messages = [user(task["question"])]
+    for _ in range(2):
+        message = ask(base_url, key, messages, stop=task["stop"])
+        messages += [message, user(f"you say {message['content']!r}")]
+
+
 def digits(task: Any, base_url: str, key: str) -> float:
     """The share of digits in the answers of three conversations, two of them at once, and to a summary of the first;
     each call comes after some time."""
@@ -278,7 +286,7 @@ class Deeds:
         raise KeyError("after the reward")
 
     def do_unsupported(self) -> float:
-        return len(self._ask([*self.history, user("second")], stop=["."])["content"])
+        return len(self._ask([*self.history, user("second")], logit_bias={"5": 1})["content"])
 
     def do_image(self) -> float:
         shown = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://localhost/a.png"}}]}

@@ -219,6 +219,39 @@ def test_an_agent_may_ask_for_fewer_tokens_and_a_limit_ends_its_session(acted: A
     assert (episode.finish_reason, episode.value) == ("turns", 2.0)  # the agent counts its answers
 
 
+@pytest.mark.parametrize(
+    ("stop", "written", "heard"),
+    [
+        (["Observation:", "Calling tools:"], "I add. Observation:", "I add. "),
+        ([" 9", "Obs"], "I add. Obs", "I add. "),  # the first in the text counts
+        (" 9", "I add. Observation: 9", "I add. Observation:"),
+        (["<unk>"], "I add. Observation: 9", "I add. Observation: 9"),  # a special token, drawn behind the 9
+        (["nowhere"], "I add. Observation: 9, or 8", "I add. Observation: 9, or 8"),
+    ],
+)
+def test_an_agent_may_name_texts_that_end_its_answers(stop: Any, written: str, heard: str) -> None:
+    tokenizer, model = chatty(CHAT)
+    engine = ScriptedEngine(tokenizer, {0: [["I add. Observation: 9\N{SNOWMAN}, or 8", "it is 3"]]})
+    agent = AgentEnvironment(agent=f"{AGENTS}:stopping")
+    rollout, (episode,) = play(agent, tokenizer, model, engine, rows=[{"stop": stop}])
+    assert (episode.status, episode.actions) == ("ok", [written, "it is 3"])
+    assert [turn.finish_reason for turn in episode.turns] == ["stop", "stop"]
+    assert episode.turns[0].transition.observation == f"you say {heard!r}"
+    first = rollout.completion_ids[0][rollout.turn_index[0] == 0]
+    assert tokenizer.decode(first, skip_special_tokens=True) == written
+    ends = {"<unk>": "<unk>", "nowhere": "<eos>"}.get(stop[0], written[-1])
+    assert tokenizer.convert_ids_to_tokens(int(first[-1])) == ends
+
+
+def test_what_ends_an_answer_changes_no_token_before(acted: Any) -> None:
+    agent = AgentEnvironment(agent=f"{AGENTS}:stopping")
+    _, (free,) = acted(agent, rows=[{"stop": []}], length=40)
+    stop = free.actions[0][4:6]
+    rollout, (cut,) = acted(agent, rows=[{"stop": [stop]}], length=40)
+    assert cut.actions[0] == free.actions[0][: free.actions[0].find(stop) + 2]
+    assert int((rollout.turn_index == 0).sum()) >= len(cut.actions[0])
+
+
 def test_a_template_for_questions_does_not_go_with_an_agent(
     policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
