@@ -71,6 +71,7 @@ class AgentEnvironment(CallsTools):
     blame: Blame = field(default="environment", init=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if bool(self.agent) == bool(self.command):
             raise ValueError("give either agent, a function, or command, a program and its arguments.")
         if isinstance(self.command, str):

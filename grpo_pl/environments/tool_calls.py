@@ -246,6 +246,13 @@ class CallsTools(Environment):
     parser: CallParser = field(default_factory=HermesCalls)
     """Form in which the policy writes calls of tools and reads results."""
 
+    def __post_init__(self) -> None:
+        if self.parser is None:  # as jsonargparse lets it be
+            raise ValueError(
+                "parser is null: name the form of calls, such as grpo_pl.environments.tool_calls.HermesCalls, or leave "
+                "parser out, which takes that one. Where no tool is offered, none is read."
+            )
+
     @property
     def told_tools(self) -> str:
         return self.parser.told(self.tool_schemas) if self.tool_schemas else ""

@@ -46,6 +46,7 @@ class ToolEnvironment(CallsTools):
     """Characters of a result that the policy reads; the rest is cut off."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.tools:
             raise ValueError("tools must name one function or more, got none.")
         check_positive(time_limit_s=self.time_limit_s, action_limit_s=self.action_limit_s)

@@ -27,6 +27,7 @@ class TRLEnvironment(CallsTools):
     """The factory, or ``package.module:factory`` or ``path/to/file.py:factory``; a class is one."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._make = resolved(self.factory)
         self._object: Any = None
         self._loop: asyncio.Runner | None = None

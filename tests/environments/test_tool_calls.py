@@ -1,14 +1,21 @@
 """Where calls begin and end in what a policy wrote."""
 
 import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import pytest
 
+from grpo_pl.environments import Environment
 from grpo_pl.environments.calculator import calc
+from grpo_pl.environments.openai_agent import AgentEnvironment
 from grpo_pl.environments.tool_calls import Call, HermesCalls, TagCalls
-from grpo_pl.environments.tools import schema
+from grpo_pl.environments.tools import ToolEnvironment, schema
+from grpo_pl.environments.trl_factory import TRLEnvironment
 from grpo_pl.policy.template import PROBE_TOOL
 
+PLUGINS = Path(__file__).parents[1] / "plugins"
 GOOD = '<tool_call>{"name": "f", "arguments": {"x": "1"}}</tool_call>'
 
 
@@ -71,3 +78,16 @@ def test_tools_are_told_in_the_form_of_their_calls() -> None:
     )
     for told in (TagCalls().told([PROBE_TOOL]), HermesCalls().told([PROBE_TOOL])):
         assert "probe_of_tools" in told and "Tries." in told
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(AgentEnvironment, agent=f"{PLUGINS}/user_agents.py:chat"),
+        partial(ToolEnvironment, tools=["grpo_pl.environments.calculator:calc"]),
+        partial(TRLEnvironment, factory=f"{PLUGINS}/no_such_file.py:Environment"),
+    ],
+)
+def test_no_parser_is_refused_in_one_line(make: Callable[..., Environment]) -> None:
+    with pytest.raises(ValueError, match=r"\Aparser is null: [^\n]*\Z"):
+        make(parser=None)
