@@ -30,7 +30,7 @@ from grpo_pl.policy.lora import has_adapters, merged
 from grpo_pl.policy.privileged import PrivilegedText
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import known_characters, lacking_characters, shown_characters
-from grpo_pl.training.progress import progress_bar
+from grpo_pl.training.progress import Heartbeat, progress_bar
 from grpo_pl.training.sft import Example, Optimizer, SFTCheckpoint, StepReport, tokenized, train_on_demonstrations
 from grpo_pl.types import Conversation, Problem
 
@@ -268,7 +268,7 @@ class Stage:
     plain: PlainTurns = PlainTurns()  # noqa: RUF009 - frozen
     limits: PoolLimits = PoolLimits()  # noqa: RUF009 - frozen
     """Of agents, whose sessions have processes of their own."""
-    _pool: list[EnvironmentPool] = field(default_factory=list, init=False, repr=False)
+    _pool: list[tuple[EnvironmentPool, Heartbeat]] = field(default_factory=list, init=False, repr=False)
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -277,7 +277,7 @@ class Stage:
             if self.environment.writes_prompt:
                 pool = around.enter_context(EnvironmentPool(self.environment, self.limits))
                 pool.start()
-                self._pool[:] = [pool]
+                self._pool[:] = [(pool, Heartbeat("cold start, turns played of agents' sessions"))]
                 around.callback(self._pool.clear)
             else:
                 self.environment.prepare()
@@ -288,7 +288,7 @@ class Stage:
         """Plays episodes: problem, actions, seed."""
         if not self._pool:
             return [self.demonstration(prompt, actions, seed=seed) for prompt, actions, seed in played]
-        (pool,) = self._pool
+        ((pool, heartbeat),) = self._pool
         for number, (prompt, _, seed) in enumerate(played):
             pool.reset(number, seed=seed, row={"question": prompt.question, "answer": prompt.answer, **prompt.columns})
         turns = {number: [start] for number, start in pool.collect_all().items()}
@@ -303,6 +303,7 @@ class Stage:
                         said[number].append(action)
                         pool.step(number, action)
             answered = pool.collect_all()
+            heartbeat.add(len(answered))
             if not answered:
                 break
             for number, transition in answered.items():

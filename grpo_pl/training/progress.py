@@ -61,3 +61,18 @@ def _lines(title: str, total: int, console: Console) -> Advance:
             console.print(f"{title}: {done}/{total} {note}".rstrip(), highlight=False, soft_wrap=True)
 
     return advance
+
+
+class Heartbeat:
+    """Prints now and then how much is done of what has no known length; nothing in the first ten seconds."""
+
+    def __init__(self, title: str, console: Console | None = None) -> None:
+        self._title, self._console, self._done = title, console or Console(stderr=True), 0
+        self._last = time.monotonic()
+
+    def add(self, count: int) -> None:
+        """So much more is done."""
+        self._done += count
+        if time.monotonic() - self._last >= LOG_EVERY_SECONDS:
+            self._last = time.monotonic()
+            self._console.print(f"{self._title}: {self._done}", highlight=False, soft_wrap=True)

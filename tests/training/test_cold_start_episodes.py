@@ -20,6 +20,7 @@ from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.episodes import run_episodes
 from grpo_pl.rollout.native.engine import NativeEngine
+from grpo_pl.training import progress
 from grpo_pl.training.cold_start import ColdStart, Stage, check_characters
 from grpo_pl.training.sft import Example, demonstration_loss
 from grpo_pl.types import Problem, SampleKey, SamplingParams
@@ -237,3 +238,18 @@ def test_the_demonstrations_of_an_agent_are_what_it_asked_and_heard() -> None:
         pytest.raises(ValueError, match="the agent begins a second conversation"),
     ):
         several.demonstrations([(problems[0], ["a", "b", "c"], 0)])
+
+
+def test_sessions_that_are_played_for_long_say_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agents = Path(__file__).parents[1] / "plugins" / "user_agents.py"
+    stage = Stage(environment=AgentEnvironment(agent=f"{agents}:chat"))
+    played: list[Any] = [(Problem(id=n, question="?", answer="", columns={"calls": 2}), ["a", "b"], 0) for n in (1, 2)]
+    with stage.open():
+        stage.demonstrations(played)
+        assert capsys.readouterr().err == ""  # it took no ten seconds
+        monkeypatch.setattr(progress, "LOG_EVERY_SECONDS", 0.0)
+        stage.demonstrations(played)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "turns played" in line]
+    assert [int(line.rpartition(" ")[2]) for line in lines] == [6, 8, 8]  # 4 turns before, then two by two
