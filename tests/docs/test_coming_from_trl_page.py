@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from grpo_pl.config.suggestions import NAMES
+from grpo_pl.training.checks import check_precision
 from tests.docs.pages import page
 
 trl = pytest.importorskip("trl", reason="TRL is a development dependency: pip install 'grpo_pl[dev]'")
@@ -37,3 +38,10 @@ def test_the_page_agrees_with_the_hints_of_the_command_line() -> None:
                 continue  # in training, which is what TRL's field is for
             for first in re.findall(r"[a-z_]+(?:\.[a-z_]+)+|^\w+$", ours)[:1]:
                 assert first.split(".init_args")[0] in THEIRS[name], name
+
+
+def test_every_precision_that_the_page_offers_is_taken() -> None:
+    offered = re.findall(r"\w+-(?:mixed|true)", THEIRS["fp16"])
+    assert "bf16-mixed" in offered and THEIRS["bf16"] == THEIRS["fp16"]
+    for precision in offered:
+        check_precision(precision)

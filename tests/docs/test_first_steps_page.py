@@ -2,6 +2,7 @@
 smaller quickstart, and a small model and data set in local folders of the names that the commands ask the hub for."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import datasets
 import pytest
 import yaml
 
+from grpo_pl.cli.commands import TRAINER_VERBS, VERBS
 from grpo_pl.cli.main import main
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from tests.docs.pages import ROOT, blocks, page, run, section
@@ -122,3 +124,8 @@ def test_own_model(folder: Path) -> None:
     _run(_commands("Your own model"), folder)
     assert (folder / "runs" / "gsm8k" / "export" / "model.safetensors").is_file()
     assert {"adapter_model.safetensors", "grpo_pl.json"} <= {path.name for path in (folder / "my_model").iterdir()}
+
+
+def test_all_commands_are_listed() -> None:
+    listed = re.findall(r"^\| `grpo-pl (\w+)` \|", section(page("first_steps"), "All commands"), re.MULTILINE)
+    assert sorted(listed) == sorted({**TRAINER_VERBS, **VERBS})
