@@ -233,7 +233,7 @@ def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sa
 
 def context_length(config: PreTrainedConfig) -> int | None:
     """Most tokens of prompt and completion together that a model can attend to; None if its config does not say."""
-    length = getattr(config, "max_position_embeddings", None)
+    length = getattr(config.get_text_config(), "max_position_embeddings", None)
     return int(length) if length else None
 
 
@@ -261,7 +261,13 @@ def _scratch_config(policy: PolicyConfig, tokenizer: PreTrainedTokenizerBase) ->
     }
     try:
         defaults = AutoConfig.for_model(model_type)
-        config = AutoConfig.for_model(model_type, **{**tokens, **settings})
+        text = defaults.get_text_config()
+        part = next((name for name in defaults.sub_configs if getattr(defaults, name, None) is text), None)
+        if part is None:
+            config = AutoConfig.for_model(model_type, **{**tokens, **settings})
+        else:  # of several models, of which one reads and writes text
+            inner = {part: {**tokens, **(settings.get(part) or {})}}
+            config = AutoConfig.for_model(model_type, **{**settings, **inner})
     except Exception as error:  # the user's values may cause any error, such as a division by 0
         reason = " ".join(str(error).split()).split(". ")[0]  # the rest of the message lists all model types
         raise ValueError(f"policy.from_scratch: transformers refuses {model_type!r}: {reason}") from error
@@ -270,7 +276,7 @@ def _scratch_config(policy: PolicyConfig, tokenizer: PreTrainedTokenizerBase) ->
             near = get_close_matches(name, defaults.to_dict(), n=1)
             hint = f"; did you mean {near[0]}?" if near else "."
             raise ValueError(f"policy.from_scratch: {model_type} has no setting {name!r}{hint}")
-    _check_heads(config)
+    _check_heads(config.get_text_config())
     return config
 
 

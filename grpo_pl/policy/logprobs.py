@@ -298,7 +298,7 @@ def _try_modes(model: PreTrainedModel) -> ForwardMode:
         completion_mask=completion_mask,
     )
     # packed tokens may interact in causal attention only, and it must go through transformers' interface
-    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
+    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ["full_attention"])
     may_pack = attends_by_interface(model) and kinds <= {"full_attention", "sliding_attention"}
     # the answer is the same in any precision, and rounding hides less of it in the weights' own
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
@@ -332,7 +332,7 @@ def _has_plain_head(model: PreTrainedModel, rows: Rows) -> bool:
 
 def _window(model: PreTrainedModel) -> float:
     """The size of the model's sliding window in tokens; infinite without one."""
-    config = model.config
+    config = model.config.get_text_config()
     window = getattr(config, "sliding_window", None)
     uses_it = getattr(config, "use_sliding_window", True)
     return window if window is not None and uses_it else float("inf")

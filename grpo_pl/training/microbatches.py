@@ -321,7 +321,7 @@ def _bytes_per_token(policy: PreTrainedModel) -> float:
 
 
 def _saved_bytes(policy: PreTrainedModel, tokens: int) -> int:
-    ids = torch.arange(tokens + 1, device=policy.device).unsqueeze(0) % policy.config.vocab_size
+    ids = torch.arange(tokens + 1, device=policy.device).unsqueeze(0) % policy.config.get_text_config().vocab_size
     mask = torch.ones_like(ids, dtype=torch.bool)
     kept: dict[int, int] = {}
 

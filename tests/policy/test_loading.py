@@ -9,7 +9,15 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo_pl.policy.loading import PolicyConfig, context_length, end_token_ids, eos_ids, load_model, load_tokenizer
+from grpo_pl.policy.loading import (
+    PolicyConfig,
+    context_length,
+    end_token_ids,
+    eos_ids,
+    load_model,
+    load_tokenizer,
+    model_config,
+)
 from grpo_pl.policy.tokenizer import end_of_text
 from grpo_pl.types import SamplingParams
 
@@ -202,3 +210,27 @@ def test_a_model_that_names_no_end_token_has_none(saved: Path) -> None:
     for name in ("generation_config.json", "config.json"):
         (saved / name).write_text(json.dumps({**json.loads((saved / name).read_text()), "eos_token_id": None}))
     assert end_of_text(load_tokenizer(PolicyConfig(path=str(saved)))) == []
+
+
+TEXT = {**SCRATCH, "num_hidden_layers": 2, "head_dim": 8, "max_position_embeddings": 40}
+VISION = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+COMPOSITE: dict[str, dict[str, Any]] = {
+    "gemma3": {"vision_config": {**VISION, "image_size": 28, "patch_size": 14}, "mm_tokens_per_image": 4},
+    "llama4": {},
+    "qwen3_5": {},
+}
+"""Models of several parts, whose config says nothing of the text itself."""
+
+
+@pytest.mark.parametrize("family", COMPOSITE)
+def test_a_config_of_several_models_is_read_where_it_speaks_of_text(family: str) -> None:
+    inner = {name: value for name, value in TEXT.items() if name != "model_type"}
+    policy = PolicyConfig(from_scratch={"model_type": family, "text_config": inner, **COMPOSITE[family]})
+    tokenizer = load_tokenizer(policy)
+    config = model_config(policy, tokenizer)
+    assert not hasattr(config, "vocab_size") and not hasattr(config, "max_position_embeddings")
+    assert config.get_text_config().vocab_size == len(tokenizer)
+    assert context_length(config) == 40
+    odd = {"model_type": family, "text_config": {**inner, "num_key_value_heads": 3}, **COMPOSITE[family]}
+    with pytest.raises(ValueError, match="num_key_value_heads"):
+        model_config(PolicyConfig(from_scratch=odd), tokenizer)

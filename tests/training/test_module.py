@@ -123,6 +123,22 @@ def test_a_policy_that_is_noisy_in_training_mode_alone_is_refused(command_line: 
     assert outcome.status == 1 and "mlp.router (PhimoeTopKRouter)" in outcome.err.splitlines()[-1]
 
 
+def test_a_policy_with_a_config_of_several_models_is_trained_within_its_context(command_line: Any) -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    scratch = {
+        "model_type": "gemma3",
+        "text_config": {**sizes, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 64},
+        "vision_config": {**sizes, "image_size": 28, "patch_size": 14},
+        "mm_tokens_per_image": 4,
+    }
+    changes = {"model__policy": {"from_scratch": scratch}, "model__max_tokens_per_microbatch": None, **SHORT}
+    few = {"trainer": {"accelerator": "cpu", "limit_val_batches": 0}, "data__steps": 1}
+    command_line.done("fit", "--config", command_line.config("composite", **changes, **few))
+    long = {**changes, "model__sampling": {"max_completion_length": 63}}
+    refused = command_line("fit", "--config", command_line.config("composite_long", **long, **few))
+    assert refused.status == 1 and "context has 1 token" in refused.err.splitlines()[-1], refused.err
+
+
 def test_what_has_no_value_in_a_step_is_left_empty(command_line: Any, read_metrics: ReadMetrics) -> None:
     rewards = [
         {"class_path": "grpo_pl.rewards.ExactReward", "init_args": {"correctness": True}},

@@ -22,7 +22,7 @@ def slot_decoder(model: Any, *, rows: int) -> LlamaFamilySlots | ForwardSlots:
 
     Rows are numbered 0 … n-1; new ones are appended, and dropping some renumbers the rest.
     """
-    longest = getattr(model.config, "max_position_embeddings", None) or 1 << 30
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
     with torch.no_grad():
         if refuse_llama_family(model, length=longest) is None:
             return LlamaFamilySlots(model, rows=rows)
