@@ -12,7 +12,7 @@ import torch
 
 from grpo_pl.files.rows import read_object
 from grpo_pl.policy.gguf_files import as_folder
-from grpo_pl.policy.lora import Lora, add_adapters
+from grpo_pl.policy.lora import Lora, add_adapters, base_of, merged
 from grpo_pl.policy.quantization import keep_form, keep_out_of_checkpoints, nf4_config
 from grpo_pl.policy.template import ANSWER_TAGS, THINK_TAGS
 from grpo_pl.policy.tokenizer import CHARACTERS, FROM_DATA, character_tokenizer
@@ -29,7 +29,8 @@ class PolicyConfig:
 
     path: str | None = None
     """Hub name, local folder in the Hugging Face layout, or GGUF file, which may lie in an installed package:
-    ``package:NAME/FILE.gguf``."""
+    ``package:NAME/FILE.gguf``. A folder of adapters is read as its base model with the adapters added to the
+    weights."""
     from_scratch: dict[str, Any] | None = None
     """A ``transformers`` config with its ``model_type``; its vocabulary is ``characters`` and ``tags``."""
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
@@ -174,7 +175,16 @@ def load_model(
         if policy.quantization is not None:
             options["quantization_config"] = nf4_config(getattr(torch, policy.dtype, torch.float32))
         dtype = "auto" if policy.dtype == "auto" else getattr(torch, policy.dtype)
-        model = load_pretrained(AutoModelForCausalLM, source, dtype=dtype, **options)
+        if base_of(source) == source:
+            model = load_pretrained(AutoModelForCausalLM, source, dtype=dtype, **options)
+        else:
+            if policy.quantization is not None:
+                raise ValueError(f"policy.path {source} holds adapters: merge them before policy.quantization.")
+            wide = torch.float32 if dtype == "auto" else dtype  # a base's bfloat16 would round what was learned
+            with torch.random.fork_rng(devices=[]):  # peft draws adapters before it reads them
+                model = merged(load_pretrained(AutoModelForCausalLM, source, dtype=wide, **options), **options)
+            with one_clear_line(source, "generation settings"), suppress(OSError):
+                model.generation_config = GenerationConfig.from_pretrained(source)
     switch_dropout_off(model)  # rollout and scoring must use one distribution: the first ratio of an update is 1
     if policy.lora is not None:
         add_adapters(model, policy.lora, seed=policy.init_seed)
@@ -244,8 +254,9 @@ def model_config(policy: PolicyConfig, tokenizer: PreTrainedTokenizerBase, path:
     source = path or policy.source
     if source is None:
         return _scratch_config(policy, tokenizer)
-    with one_clear_line(source, "model"):
-        return AutoConfig.from_pretrained(source, trust_remote_code=False)
+    base = base_of(source)
+    with one_clear_line(base, "model" if base == source else f"base model of {source},"):
+        return AutoConfig.from_pretrained(base, trust_remote_code=False)
 
 
 def _scratch_config(policy: PolicyConfig, tokenizer: PreTrainedTokenizerBase) -> Any:

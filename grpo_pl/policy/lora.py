@@ -6,16 +6,22 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from grpo_pl.files.rows import read_object
 from grpo_pl.policy.library_internals import is_adapted
 from grpo_pl.policy.quantization import is_quantized, plain, plain_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+ADAPTERS = "adapter_config.json"
+"""File in a folder of adapters, which names the model that they belong to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,11 +142,32 @@ def adapters_off(model: Any) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def merged(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy on the CPU without adapters, with W + (alpha / rank) · B A as its weights."""
+def base_of(source: str) -> str:
+    """The model that a folder of adapters belongs to, as its ``adapter_config.json`` says; of another model itself.
+
+    Raises:
+        ValueError: the file names none, or adapters that cannot be added to weights.
+    """
+    file = Path(source) / ADAPTERS
+    if not file.is_file():
+        return source
+    settings = read_object(file)
+    more = [name for name in ("use_dora", "lora_bias", "modules_to_save") if settings.get(name)]
+    if settings.get("peft_type") != "LORA" or more or settings.get("bias", "none") != "none":
+        raise ValueError(
+            f"{file}: only plain LoRA can be merged, this is {' with '.join([str(settings.get('peft_type')), *more])}."
+        )
+    base = settings.get("base_model_name_or_path")
+    if not isinstance(base, str) or not base or (Path(base) / ADAPTERS).is_file():
+        raise ValueError(f"{file}: base_model_name_or_path must name a whole model, got {base!r}.")
+    return base
+
+
+def merged(model: PreTrainedModel, **options: Any) -> PreTrainedModel:
+    """A copy on the CPU without adapters, with W + (alpha / rank) · B A as its weights; ``options`` of its making."""
     from transformers import AutoModelForCausalLM
 
-    copy: PreTrainedModel = AutoModelForCausalLM.from_config(plain_config(model.config), dtype=model.dtype)
+    copy: PreTrainedModel = AutoModelForCausalLM.from_config(plain_config(model.config), dtype=model.dtype, **options)
     packed = {name: plain(weight) for name, weight in model.named_parameters() if is_quantized(weight)}
     copy.load_state_dict(dict(merged_weights(model, {**model.state_dict(), **packed}.items())))
     copy.generation_config = model.generation_config

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from grpo_pl.files.rows import read_object
 from grpo_pl.policy.export import SAMPLING, TrainedWith
 from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer, model_config
+from grpo_pl.policy.lora import ADAPTERS, base_of
 from grpo_pl.policy.quiet import quiet_libraries
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tool_form import ToolForm
@@ -284,10 +285,10 @@ def refuse_code(model: ServedModel) -> None:
     """
     kernels = {"": [model.policy.attn_implementation, (model.policy.from_scratch or {}).get("attn_implementation")]}
     if model.checkpoint is None:
-        for name in ("config.json", "adapter_config.json"):
-            file = model.source / name
+        base = Path(base_of(str(model.source)))  # itself, unless the folder holds adapters
+        for file in dict.fromkeys([model.source / "config.json", model.source / ADAPTERS, base / "config.json"]):
             settings = read_object(file) if file.is_file() else {}
-            kernels[name] = [value for key, value in settings.items() if key.strip("_") == "attn_implementation"]
+            kernels[str(file)] = [value for key, value in settings.items() if key.strip("_") == "attn_implementation"]
             for key in ("auto_map", "auto_mapping", "megatron_config", "megatron_core"):
                 if settings.get(key) not in (None, {}, _HARMLESS.get(key)):
                     raise Untrusted(f"{file} names code in {key!r}: it needs {FLAG}.")

@@ -1,5 +1,6 @@
 """Adapters: the policy at the start, the reference with them off, merged and unmerged exports."""
 
+import json
 import math
 import re
 from pathlib import Path
@@ -11,8 +12,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 pytest.importorskip("peft", reason="LoRA needs peft: pip install 'grpo_pl[lora]'")
 
-from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer, model_config
 from grpo_pl.policy.lora import Lora, adapters_off, add_adapters, has_adapters, merged
+from grpo_pl.policy.trained import find_model
 from grpo_pl.training.frozen_models import Reference
 
 SCRATCH: dict[str, Any] = {
@@ -203,6 +205,11 @@ def test_a_run_with_adapters_keeps_the_base_and_exports_both_ways(command_line: 
     assert has_adapters(both)
     torch.testing.assert_close(_logits(both), _logits(merged_model), rtol=0, atol=1e-5)
 
+    found = find_model(tmp_path / "unmerged", trust_rewards=True)
+    served = found.load_policy("cpu")
+    assert found.context == SCRATCH["max_position_embeddings"] and not has_adapters(served)
+    assert all(torch.equal(weight, again.get_parameter(name)) for name, weight in served.named_parameters())
+
     with (run / "metrics.csv").open() as file:
         header, *rows = (line.rstrip("\n").split(",") for line in file)
     kl = [float(row[header.index("kl")]) for row in rows]
@@ -283,3 +290,43 @@ def test_a_run_of_fused_experts_is_trained_exported_and_loaded(command_line: Any
     assert any(weight.abs().max() > 0 for name, weight in model.named_parameters() if "experts.lora_B" in name)
     exported = AutoModelForCausalLM.from_pretrained(run / "export").eval()
     torch.testing.assert_close(_logits(exported), _logits(model), rtol=0, atol=1e-5)
+
+
+def test_a_folder_of_adapters_is_merged_in_the_precision_of_what_was_learned(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    scratch = {**SCRATCH, "num_hidden_layers": 1}
+    base = load_model(PolicyConfig(from_scratch=scratch, dtype="bfloat16"), tokenizer)
+    base.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    policy = PolicyConfig(path=str(tmp_path / "base"), lora=Lora(rank=2))
+    trained = moved(load_model(policy, tokenizer), 1e-3)
+    trained.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    trained.save_pretrained(tmp_path / "adapters")
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    loaded = load_model(PolicyConfig(path=str(tmp_path / "adapters"), dtype="auto"), tokenizer)
+    assert torch.equal(torch.rand(3), expected)
+    torch.testing.assert_close(_logits(loaded), _logits(trained), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"base_model_name_or_path": None}, "base_model_name_or_path"),
+        ({"base_model_name_or_path": "/nowhere/base"}, "/nowhere/base"),
+        ({"peft_type": "IA3"}, "IA3"),
+        ({"use_dora": True}, "use_dora"),
+    ],
+)
+def test_adapters_that_cannot_be_merged_end_in_one_line(
+    adapted: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, change: dict[str, Any], named: str
+) -> None:
+    adapted.save_pretrained(tmp_path)
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": "other", **change}))
+    for load in (model_config, load_model):
+        with pytest.raises(ValueError, match=named) as caught:
+            load(PolicyConfig(path=str(tmp_path)), tokenizer)
+        assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)

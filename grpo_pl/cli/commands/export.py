@@ -35,7 +35,8 @@ def export(
     Args:
         checkpoint: a checkpoint of a run, or the run's folder for its last one.
         out: the folder to write; an earlier export there is replaced as a whole.
-        merge: add LoRA adapters to the weights; false writes the adapters alone, beside the name of their base model.
+        merge: add LoRA adapters to the weights; false writes the adapters alone, beside the name of their base model,
+            which all commands then load with them.
         push_to_hub: also upload the folder to this repository (owner/name), which is made if it is not there; by the
             token of `hf auth login` or $HF_TOKEN.
         private: a repository that is made is private; false makes it public.
@@ -105,12 +106,16 @@ def _push(folder: Path, repository: str, *, private: bool) -> str:
 
 def _name_base(model: PreTrainedModel, config: dict[str, Any]) -> None:
     """Writes into the adapters which model they belong to."""
+    from grpo_pl.policy.gguf_files import as_folder
+    from grpo_pl.policy.lora import base_of
+
     path = config["policy"].get("path")
-    if path is None or config.get("cold_start") is not None:
+    if path is None or config.get("cold_start") is not None or base_of(path) != path:
         raise ValueError(
-            "these adapters belong to a model that nobody else has (made from scratch or by a cold start): "
-            "leave --merge at true."
+            "these adapters belong to a model that nobody else has (made from scratch, by a cold start or of other "
+            "adapters): leave --merge at true."
         )
-    base = str(Path(path).resolve()) if Path(path).is_dir() else path
+    source = as_folder(path)  # of a GGUF file, which no library of adapters reads
+    base = str(Path(source).resolve()) if Path(source).is_dir() else path
     for adapters in model.peft_config.values():
         adapters.base_model_name_or_path = base
