@@ -205,10 +205,31 @@ def test_a_run_with_adapters_keeps_the_base_and_exports_both_ways(command_line: 
     assert has_adapters(both)
     torch.testing.assert_close(_logits(both), _logits(merged_model), rtol=0, atol=1e-5)
 
-    found = find_model(tmp_path / "unmerged", trust_rewards=True)
+    unmerged, whole = tmp_path / "unmerged", tmp_path / "merged"
+    found = find_model(unmerged, trust_rewards=True)
     served = found.load_policy("cpu")
     assert found.context == SCRATCH["max_position_embeddings"] and not has_adapters(served)
     assert all(torch.equal(weight, again.get_parameter(name)) for name, weight in served.named_parameters())
+    texts = []
+    for folder in (unmerged, whole):
+        file, given = tmp_path / f"{folder.name}.jsonl", ("--trust_rewards=true", "--device=cpu")
+        command_line.done(
+            "predict", f"--model={folder}", f"--output={file}", "--prompts=3", "--samples=2", "--config", config, *given
+        )
+        texts.append(file.read_text())
+    assert texts[0] == texts[1] != ""
+    problem = tmp_path / "problems.jsonl"
+    problem.write_text('{"problem": "3 + 4", "answer": "7"}\n')
+    command_line(
+        "evaluate", f"--data={problem}", f"--model={unmerged}", "--n=2", f"--output={tmp_path / 'e.jsonl'}", *given
+    )
+    assert (tmp_path / "e.jsonl").is_file()
+
+    on_top = command_line.config(
+        "on_top", model__policy={"path": str(unmerged), "lora": {"rank": 2}}, model__cold_start=None, data__steps=1
+    )
+    command_line.done("fit", "--config", on_top, "--trainer.limit_val_batches=0")
+    assert main(["export", str(command_line.runs / "on_top"), str(tmp_path / "second"), "--merge=false"]) == 1
 
     with (run / "metrics.csv").open() as file:
         header, *rows = (line.rstrip("\n").split(",") for line in file)
