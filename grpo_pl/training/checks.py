@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -125,6 +126,48 @@ REFUSED: dict[type, str] = {
     AsyncCheckpointIO: "writes later, and a checkpoint counts once it is whole: set checkpoint.every_n_rollouts",
 }
 """Callbacks and plugins of Lightning's that would do nothing here, or something else than they say, and what to do."""
+
+
+def check_data(trainer: Any) -> None:
+    """Refuses to train or answer on other data than a `RolloutDataModule`."""
+    data = trainer.datamodule
+    if not isinstance(data, RolloutDataModule):
+        given = "none" if data is None else type(data).__name__
+        raise ValueError(
+            f"trainer.{trainer.state.fn.value if trainer.state.fn else 'fit'} needs a RolloutDataModule as datamodule, "
+            f"and was given {given}: dataloaders are not taken, and a source of your own is an argument of it "
+            "(docs/data.md)."
+        )
+
+
+def check_rollouts_left(trainer: Any, data: RolloutDataModule) -> None:
+    """Refuses a further fit that would train nothing, and says where one goes on that trains the rest; one from a
+    checkpoint goes on from there."""
+    if trainer.ckpt_path is not None:
+        return
+    done, steps = data.completed_rollouts, data.steps
+    if done >= steps:
+        raise ValueError(
+            f"this RolloutDataModule has made its {steps} rollouts, and a further fit would train nothing: give a new "
+            "one, or raise its steps; the module goes on from the weights that it has."
+        )
+    if trainer.current_epoch > 0:
+        raise ValueError("this Trainer has made its run, and a further fit would train nothing: make another Trainer.")
+    if done > 0:
+        rank_zero_warn(
+            f"this RolloutDataModule has made {done} of its {steps} rollouts, and this fit makes the others: give a "
+            "new one to begin with the first."
+        )
+
+
+def warn_of_global_seed(seed: int) -> None:
+    """Says that Lightning's seed changes nothing, where it is set and the module's is not."""
+    set_to = os.environ.get("PL_GLOBAL_SEED") or "0"
+    if seed == 0 != int(set_to):
+        rank_zero_warn(
+            f"seed_everything({set_to}) has no effect on a run, whose samples are named by the seed of GRPOModule, 0: "
+            f"give GRPOModule(seed={set_to})."
+        )
 
 
 def check_optimization(module: Any) -> None:

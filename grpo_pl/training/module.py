@@ -78,7 +78,8 @@ class GRPOModule(PolicyModule):
             what fits into memory.
         activation_checkpointing: compute activations again in the backward pass instead of keeping them.
         reflection_words: completions with one of these count in ``completions/reflection_rate``.
-        seed: part of the key of every sample; with weights and configuration it determines the run.
+        seed: part of the key of every sample; with weights and configuration it determines the run. Lightning's
+            ``seed_everything`` changes nothing, but for that option of the command line, which sets this one.
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class GRPOModule(PolicyModule):
     # --- building ---------------------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
+        checks.check_data(self.trainer)  # in every process
         checks.check_trainer(self.trainer)
         end_with_launcher()
         self.engine.close()  # a copy of weights that it kept would be that of an earlier fit
@@ -173,8 +175,11 @@ class GRPOModule(PolicyModule):
 
     def prepare_data(self) -> None:
         """Makes the cold start where it is missing, as a download would; runs in one process a node."""
+        checks.check_data(self.trainer)
         checks.check_trainer(self.trainer)  # before minutes are spent
         if self.trainer.training:
+            checks.check_rollouts_left(self.trainer, self._data)
+            checks.warn_of_global_seed(self.seed)
             checks.check_optimization(self)
         checks.check_monitors(self.trainer.callbacks, self.validation, self.rewards, self._data)  # type: ignore[attr-defined]
         self.derive_defaults(self._data)

@@ -1,0 +1,85 @@
+"""Fits in Python that would train nothing, on nothing of ours, or by another seed than one thinks: a line says so."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule, Trainer, seed_everything
+from torch.utils.data import DataLoader
+
+from grpo_pl.data.datamodule import RolloutDataModule
+from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
+from grpo_pl.training.module import GRPOModule
+from tests.training.test_lightning_module import QUIET
+from tests.training.test_own_optimizer import ARGUMENTS, tiny_module
+
+
+def _data(**more: Any) -> RolloutDataModule:
+    return RolloutDataModule(
+        ArithmeticPrompts(digits=1), **{"steps": 2, "prompts_per_step": 2, "val_prompts": 2, **more}
+    )
+
+
+def _trainer(**more: Any) -> Trainer:
+    return Trainer(**{**QUIET, **ARGUMENTS, **more})
+
+
+def _embeddings(module: GRPOModule) -> torch.Tensor:
+    return module.require_policy().get_input_embeddings().weight.detach().clone()
+
+
+def test_a_second_fit_says_why_it_would_train_nothing() -> None:
+    module, data, trainer = tiny_module(), _data(), _trainer()
+    trainer.fit(module, data)
+    with pytest.raises(ValueError, match=r"^this RolloutDataModule has made its 2 rollouts, [^\n]*$"):
+        _trainer().fit(module, data)
+    with pytest.raises(ValueError, match=r"^this Trainer has made its run, [^\n]*$"):
+        trainer.fit(module, _data())
+    before = _embeddings(module)
+    again = _data()
+    _trainer().fit(module, again)
+    assert again.completed_rollouts == 2 and not torch.equal(_embeddings(module), before)
+    again.steps = 3
+    with pytest.warns(UserWarning, match="has made 2 of its 3 rollouts, and this fit makes the others"):
+        _trainer().fit(module, again)
+    assert again.completed_rollouts == 3
+
+
+class Own(LightningDataModule):
+    """A user's own, of plain rows."""
+
+    def train_dataloader(self) -> DataLoader[str]:
+        return DataLoader(["1 + 1", "2 + 2"])  # type: ignore[arg-type]
+
+    val_dataloader = test_dataloader = predict_dataloader = train_dataloader
+
+
+@pytest.mark.parametrize(
+    ("run", "given"),
+    [
+        (lambda trainer, module: trainer.fit(module, datamodule=Own()), "Own"),
+        (lambda trainer, module: trainer.fit(module, train_dataloaders=Own().train_dataloader()), "none"),
+        (lambda trainer, module: trainer.test(module, dataloaders=Own().train_dataloader()), "none"),
+        (lambda trainer, module: trainer.validate(module, datamodule=Own()), "Own"),
+        (lambda trainer, module: trainer.predict(module, dataloaders=Own().train_dataloader()), "none"),
+    ],
+)
+def test_other_data_are_refused_in_one_line(run: Callable[[Trainer, GRPOModule], Any], given: str) -> None:
+    with pytest.raises(ValueError, match=rf"needs a RolloutDataModule as datamodule, and was given {given}: [^\n]*$"):
+        run(_trainer(), tiny_module())
+
+
+@pytest.mark.parametrize(("called", "seed", "warned"), [(7, 0, True), (7, 7, False), (7, 3, False), (0, 0, False)])
+def test_lightnings_seed_is_warned_of_where_ours_was_not_given(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder, called: int, seed: int, warned: bool
+) -> None:
+    monkeypatch.setenv("PL_GLOBAL_SEED", "")  # to be put back
+    with torch.random.fork_rng():
+        seed_everything(called)
+    module = tiny_module()
+    module.seed = seed
+    _trainer().fit(module, _data(steps=1))
+    told = [str(warning.message) for warning in recwarn if re.search(r"seed_everything\(7\)", str(warning.message))]
+    assert bool(told) == warned and all("GRPOModule(seed=7)" in line for line in told)
