@@ -74,10 +74,20 @@ class MetricsCSV(Logger):
         """
         if not self.path.exists():
             return
-        with self.path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            self._columns = list(reader.fieldnames or ["step"])
-            rows = [{name: value for name, value in row.items() if value != ""} for row in reader]
+        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        reader, rows = csv.DictReader(lines), []
+        self._columns = list(reader.fieldnames or ["step"])
+        for row in reader:
+            try:
+                int(row["step"]), [float(cell) for cell in row.values() if cell != ""]
+            except (KeyError, TypeError, ValueError):
+                if reader.line_num == len(lines) and not lines[-1].endswith("\n"):
+                    break  # its writing was cut short
+                raise ValueError(
+                    f"{self.path}, line {reader.line_num}: a row has a number, or nothing, for each name of line 1, "
+                    f"and a whole one for step, not {lines[reader.line_num - 1]!r:.60}: mend it, or move the file away."
+                ) from None
+            rows.append({name: value for name, value in row.items() if value != ""})
         self._rows = [row for row in rows if int(row["step"]) <= (validated_at if _held_out(row) else step)]
         self._rewrite()
 

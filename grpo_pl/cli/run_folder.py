@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -52,7 +53,15 @@ def open_run(root: str | Path, name: str, *, config: str | None = None, resume: 
         raise ValueError(f"--runs_dir is {str(root)!r}, and a run is written to files of this machine: mount it there.")
     check_name(name)
     quiet_libraries()
-    return (resume_run if resume else start_run)(Path(root), name, config, first=is_first_process())
+    try:
+        return (resume_run if resume else start_run)(Path(root), name, config, first=is_first_process())
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        raise ValueError(
+            f"--runs_dir is {str(root)!r}, and {error.filename or name} cannot be written there ({error.strerror}): "
+            "name a folder in which you may write."
+        ) from error
 
 
 def trainer_arguments(folder: RunFolder, **others: Any) -> dict[str, Any]:

@@ -114,3 +114,31 @@ def _check_table(table: dict[str, Any], run: Path) -> None:
     assert [row["completion"] for row in got] == [row["completion"] for row in expected]
     assert [row["reward/exact"] for row in got] == [row["rewards"]["exact"]["value"] for row in expected]
     assert [row["advantage"] for row in got] == pytest.approx([row["advantage"] for row in expected])
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("step,reward\n1,0.5\n2.0,0.5\n", 3),
+        ("step,reward\n1,high\n", 2),
+        ("step,reward\n1,0.5,7\n", 2),
+        ("step,reward\n1\n2,0.5\n", 2),
+        ("rollout,reward\n1,0.5\n", 2),
+    ],
+)
+def test_an_edited_file_that_cannot_be_gone_on_with_is_named_with_its_line(
+    tmp_path: Path, text: str, line: int
+) -> None:
+    file = tmp_path / "metrics.csv"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=rf"^{file}, line {line}: [^\n]*$"):
+        MetricsCSV(file).resume(9, validated_at=9)
+    assert file.read_text() == text
+
+
+def test_a_last_row_whose_writing_was_cut_short_is_dropped(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.csv"
+    for cut in ("2", "2,1e-"):
+        file.write_text(f"step,reward\n1,0.5\n{cut}")
+        MetricsCSV(file).resume(9, validated_at=9)
+        assert _rows(file) == [{"step": "1", "reward": "0.5"}]

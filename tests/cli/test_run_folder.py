@@ -75,3 +75,9 @@ def test_a_run_that_fails_before_it_measured_anything_leaves_no_folder(tmp_path:
 def test_a_name_that_is_no_folders_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="without slashes"):
         open_run(tmp_path, "../sums")
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_that_cannot_be_written_is_said_in_one_line(resume: bool) -> None:
+    with pytest.raises(ValueError, match=r"^--runs_dir is '/proc/runs', and .* cannot be written there [^\n]*$"):
+        open_run("/proc/runs", "one", resume=resume)
