@@ -38,6 +38,10 @@ _NESTED = ("examples", "lora", "from_scratch")
 T = TypeVar("T")
 
 
+class NoSettings(ValueError):
+    """A checkpoint of a run that was made in Python: its weights are all that is known of it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServedModel(TrainedWith):
     """A trained policy: its files, and the settings of its training; creating it loads nothing."""
@@ -200,7 +204,7 @@ def _run_settings(checkpoint: Path, config: Path) -> tuple[Mapping[str, Any], Pa
 
     settings = _field(read_checkpoint(checkpoint), SETTINGS, dict, checkpoint, default={})
     if not settings:
-        raise ValueError(
+        raise NoSettings(
             f"{checkpoint} holds no settings of its run, and {config} is missing: its rewards are unknown."
         )
     return settings, checkpoint

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast, get_type_hints
 
 import torch
 from lightning.pytorch import LightningModule
@@ -22,11 +22,12 @@ from grpo_pl.distributed.sharding import build_once, gathered
 from grpo_pl.environments.base import Environment
 from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.evaluation.held_out import Answers, HeldOutMetrics, MetricResult, Validation, grade
+from grpo_pl.files.sharded_checkpoints import read_checkpoint
 from grpo_pl.functional.sampling import DRAW_RULE
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
-from grpo_pl.policy.trained import SETTINGS, find_model
+from grpo_pl.policy.trained import SETTINGS, NoSettings, ServedModel, find_model
 from grpo_pl.rewards.base import Reward, correctness_index
 from grpo_pl.rewards.trust import Untrusted, refuse_own_classes
 from grpo_pl.rollout.engine import RolloutEngine
@@ -357,11 +358,13 @@ class PolicyModule(LightningModule):
             hparams_file: none; settings stand in the run's ``config.yaml``, or else in the checkpoint.
             strict: all weights must be there.
             weights_only: false lets the settings name any class, as a reward's.
-            fields: values that take the place of the run's own, such as ``validation={"samples": 4}``.
+            fields: values that take the place of the run's own, such as ``validation={"samples": 4}``. A checkpoint of
+                a run that was made in Python, as by ``Trainer.save_checkpoint``, holds no settings: give ``policy``,
+                ``rewards`` and whatever else differs from the defaults.
 
         Raises:
-            ValueError: no settings, as of a run that was made in Python, settings that name a class outside grpo_pl
-                (``Untrusted``), or weights of another policy.
+            ValueError: no settings, and no ``policy`` and ``rewards`` either, settings that name a class outside
+                grpo_pl (``Untrusted``), or weights of another policy.
         """
         if hparams_file is not None or strict is False:
             raise ValueError(
@@ -372,6 +375,10 @@ class PolicyModule(LightningModule):
             found = find_model(checkpoint_path, trust_rewards=trusted)
             if not trusted:
                 refuse_own_classes({**found.settings, "engine": None, "cold_start": None})
+        except NoSettings as error:
+            if not {"policy", "rewards"} <= fields.keys():
+                raise ValueError(f"{error} Give the policy and rewards of the run as arguments.") from error
+            return cls._from_weights(Path(checkpoint_path), str(map_location or "cpu"), fields)
         except Untrusted as error:
             raise Untrusted(f"{checkpoint_path}: {error} Here that is weights_only=False.") from error
         if found.checkpoint is None:
@@ -380,6 +387,30 @@ class PolicyModule(LightningModule):
         module: Self = build(cls, settings, "model")
         module.tokenizer, module.decoder = found.tokenizer, found.decoder or None
         module.policy = found.load_policy(str(map_location or "cpu"))
+        return module
+
+    @classmethod
+    def _from_weights(cls, file: Path, device: str, fields: Mapping[str, Any]) -> Self:
+        """The module of ``fields``, which are objects or plain values, with the policy of a checkpoint."""
+        hints = get_type_hints(cls.__init__)
+
+        def built(name: str, value: Any) -> Any:
+            first = value[0] if isinstance(value, list) and value else value
+            return build(hints[name], value, name) if isinstance(first, Mapping) else value
+
+        module = cls(**{name: built(name, value) for name, value in fields.items()})
+        state = read_checkpoint(file)
+        module.policy_config = replace(module.policy_config, characters=state.get("characters"))
+        found = ServedModel(
+            name=file.stem,
+            source=file,
+            checkpoint=file,
+            policy=module.policy_config,
+            template=module.template,
+            rewards=[],
+        )
+        module.tokenizer, module.decoder = found.tokenizer, state.get("decoder")
+        module.policy = found.load_policy(device)
         return module
 
     # --- the Trainer and its callbacks ------------------------------------------------------------------------------

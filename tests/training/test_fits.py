@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,11 @@ from torch.utils.data import DataLoader
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 from grpo_pl.training.module import GRPOModule
+from tests.gradient_step import SHAPE
 from tests.training.test_lightning_module import QUIET
 from tests.training.test_own_optimizer import ARGUMENTS, tiny_module
+
+EXACT = "grpo_pl.rewards.ExactReward"
 
 
 def _data(**more: Any) -> RolloutDataModule:
@@ -24,6 +28,23 @@ def _data(**more: Any) -> RolloutDataModule:
 
 def _trainer(**more: Any) -> Trainer:
     return Trainer(**{**QUIET, **ARGUMENTS, **more})
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["objects", "plain_values"])
+def test_a_checkpoint_of_the_trainer_alone_is_loaded_with_the_policy_and_rewards_given(
+    tmp_path: Path, plain: bool
+) -> None:
+    module, trainer, file = tiny_module(), _trainer(), tmp_path / "own.ckpt"
+    trainer.fit(module, _data())
+    trainer.save_checkpoint(file)
+    with pytest.raises(ValueError, match=r"own\.ckpt holds no settings .* Give the policy and rewards of the run as"):
+        GRPOModule.load_from_checkpoint(file, policy=module.policy_config)
+    objects = {"policy": module.policy_config, "rewards": module.rewards}
+    settings = {"policy": {"from_scratch": {"model_type": "qwen2", **SHAPE}}, "rewards": [{"class_path": EXACT}]}
+    loaded = GRPOModule.load_from_checkpoint(file, **(settings if plain else objects), validation={"samples": 3})
+    assert loaded.validation.samples == 3 and len(loaded.rewards) == 1 and len(loaded.tokenizer) > 90
+    trained = module.require_policy().state_dict()
+    assert all(torch.equal(weight, trained[name]) for name, weight in loaded.require_policy().state_dict().items())
 
 
 def _embeddings(module: GRPOModule) -> torch.Tensor:
