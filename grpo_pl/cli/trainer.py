@@ -242,6 +242,12 @@ class GRPOCLI(RunCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         trainer = self._built.trainer
         check_trainer(trainer)
+        word = self._settings.ckpt_path
+        if word in ("last", "best", "hpc", "registry") and not Path(word).exists():
+            raise ValueError(
+                f"--ckpt_path is {word!r}, a word of Lightning's: give the file, as runs/NAME/checkpoints/"
+                f"{'best' if word == 'best' else 'last'}.ckpt, or --resume and the name of the run."
+            )
         if trainer["fast_dev_run"] is True:
             trainer["fast_dev_run"] = 2  # rollouts: the second is drawn from weights of an update
         derived = self._resolve()

@@ -262,6 +262,8 @@ def _unknown_flag(key: str, found: re.Match[str], options: Iterable[str]) -> str
     if flag.startswith("-"):
         name = flag.lstrip("-")
         return f"unknown option {flag}{our_name(name) or nearest(name, options, prefix='--')}"
+    if "=" in found["flag"] and (near := nearest(flag, options, prefix="--")):
+        return f"unexpected argument {flag!r}{near}"
     hint = f"did you mean --config {flag}?" if flag.endswith((".yaml", ".yml")) else "a value follows its --option"
     return f"unexpected argument {flag!r}; {hint}"
 
