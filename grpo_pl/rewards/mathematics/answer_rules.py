@@ -113,6 +113,8 @@ class AnswerRules:
 
     def reads_at_sight(self, gold_text: str) -> bool:
         """True if the gold answer can be judged against for sure, without asking a worker."""
+        if len(gold_text) > self.max_answer_chars:
+            return False
         gold = canonical(gold_text)
         return self._is_plain(gold) or self._is_plain(units.split_unit(gold)[0])
 

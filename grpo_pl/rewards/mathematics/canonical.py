@@ -87,7 +87,11 @@ _REWRITES: list[tuple[re.Pattern[str], Any]] = [
         (r"\\[dt]?binom\s*(\d)\s*(\d)", r"\\binom{\1}{\2}"),
         (r"(?:\{\})?[_^]\s*(?:\{(\d+)\}|(\d))\s*C\s*_\s*(?:\{(\d+)\}|(\d))", r"\\binom{\1\2}{\3\4}"),
         (r"\^\s*(\\frac\s*(?:\{[^{}]*\}|\d)\s*(?:\{[^{}]*\}|\d))", r"^{\1}"),
-        (r"(?:\\langle(?![a-zA-Z])|⟨)([^{}<>|⟨⟩]*,[^{}<>|⟨⟩]*)(?:\\rangle(?![a-zA-Z])|⟩)", r"(\1)"),
+        (
+            r"(?:\\langle(?![a-zA-Z])|⟨)((?:[^{}<>|⟨⟩,\\]|\\(?![lr]angle))*+,(?:[^{}<>|⟨⟩\\]|\\(?![lr]angle))*+)"
+            r"(?:\\rangle(?![a-zA-Z])|⟩)",
+            r"(\1)",
+        ),
         (r"\\degree(?![a-zA-Z])", r"^\\circ"),
         (r"\\(vec|hat|bar|tilde|overline)\s+([A-Za-z])(?![A-Za-z])", r"\\\1{\2}"),
         (r"\\(?:mathrm|rm|mathit|text|operatorname)\s*(?:\{\s*([ei])\s*\}|\s([ei])(?![a-zA-Z]))", r"\1\2"),

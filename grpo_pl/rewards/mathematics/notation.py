@@ -16,7 +16,7 @@ _CLOCK = re.compile(r"0?(\d{1,2}):([0-5]\d)(?::([0-5]\d))?")
 _DATE = re.compile(r"\d{4}([-/.])\d{1,2}\1\d{1,2}|\d{1,2}([-/.])\d{1,2}\2\d{4}")
 _BASE_NUMBER = rf"(?P<base>\d{{1,2}}|{'|'.join([*SMALL][2:17])})"
 _BASED = re.compile(
-    r"\(?(?P<digits>-?\s?[0-9A-Fa-f]*\d[0-9A-Fa-f]*(?:\.[0-9A-Fa-f]+)?|-?[A-F]+)\)?\s*"
+    r"\(?(?P<digits>-?\s?[A-Fa-f]*\d[0-9A-Fa-f]*(?:\.[0-9A-Fa-f]+)?|-?[A-F]+)\)?\s*"
     rf"(?:_\s*(?:\{{\s*(?:\\text\s*\{{\s*)?{_BASE_NUMBER}\s*\}}?\s*\}}|(?P<short>\d)|\\text\s*\{{\s*(?P<name>[a-z]+)\s*\}})"
     rf"|\s*(?:\\text\s*\{{\s*)?\(?\s*(?:in\s+)?base[\s-]+\}}?\s*(?P<long>\d{{1,2}}|[a-z]+)\s*\)?\s*\}}?)"
 )

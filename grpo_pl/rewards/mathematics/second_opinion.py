@@ -25,6 +25,10 @@ _LISTED = re.compile(r"\d\s{0,3}(?:[,;/]|\b(?:or|and)\b)?\s{0,3}$")
 """Text before the last of several numbers in a row: a guess among others."""
 _LONGEST_NUMBER = 400
 """Most characters of a number that is compared by value; longer ones are compared by their symbols."""
+_PIECE = 500
+"""Characters of the pieces, two at a time, in which a text is brought into one spelling: rules for answers need not be
+linear. A longer gold answer is looked for as it is written."""
+_PIECES = re.compile(rf"(?s).{{1,{_PIECE}}}(?!\S)|.{{1,{_PIECE}}}")
 
 
 def boxed_answers(completion: str) -> list[str]:
@@ -110,21 +114,27 @@ class LenientAnswerReward(TextAnswerReward):
     """1 if the gold answer occurs anywhere in the text, boxed or not, else 0; range {0, 1}.
 
     A number is searched by value, to a relative difference of 10⁻⁴, among all numbers of the text; anything else by its
-    symbols, typography and spaces aside. Mentioning the answer is enough, so a list of candidates is worth 1: never
-    train on this reward. A completion that it refuses does not mention the gold answer.
+    symbols, typography and spaces aside, or as it is written if it has over 500 characters. Mentioning the answer is
+    enough, so a list of candidates is worth 1: never train on this reward. A completion that it refuses does not
+    mention the gold answer.
     """
 
     trusted = True
     name: str = "lenient"
 
     def score(self, completion: str, gold: str) -> Score:
-        form = _canonical(gold)
+        if len(gold) > _PIECE:
+            return Score.of(float(_without_space(gold) in _without_space(completion)))
+        form = canonical(gold)
         number = _number(form)
         if number is not None:
             near = _NEARLY * abs(number.value)
             found = any(abs(value - number.value) <= near for value in _numbers(completion))
         else:
-            found = _without_space(form) in _without_space(_canonical(completion))
+            form = _without_space(form)
+            pieces = _PIECES.findall(completion)
+            doubled = [first + second for first, second in pairwise(pieces)] or pieces
+            found = any(form in _without_space(canonical.__wrapped__(piece)) for piece in doubled)
         return Score.of(float(found))
 
 
@@ -145,9 +155,9 @@ def _value(piece: str) -> Fraction | None:
     return None if number is None else number.value
 
 
-def _canonical(written: str) -> str:
-    """``canonical``, without its cache for texts over 1000 characters, which are whole completions."""
-    return canonical(written) if len(written) <= 1000 else canonical.__wrapped__(written)
+def _canonical(answer: str) -> str:
+    """``canonical``, piece by piece for an answer that is longer than anybody reads."""
+    return canonical(answer) if len(answer) <= 2 * _PIECE else "".join(map(canonical, _PIECES.findall(answer)))
 
 
 def _number(form: str) -> Number | None:
