@@ -41,7 +41,7 @@ class NumberPuzzleReward(Reward):
     r"""Judges answers about the numbers of the column ``numbers``, with the target as gold answer.
 
     The answer is read after the thoughts: the content of the last ``\boxed{…}``, else of the last ``<answer>``. It may
-    be written in LaTeX, and may end in ``=`` and the target. One of more than 200 characters is ``too_long``.
+    be written in LaTeX, and may end in ``=`` and the target, and in a full stop. One of more than 200 characters is ``too_long``.
     """
 
     correctness: bool = True
@@ -69,7 +69,7 @@ class NumberPuzzleReward(Reward):
             raise MissingColumn(f"reward {self.name!r}: the column {COLUMN!r} must list whole numbers, got {given!r}.")
         if score := not_judged(answer, MOST_CHARACTERS):
             return score
-        left, *right = plain_signs(answer).split("=")
+        left, *right = plain_signs(answer).rstrip().removesuffix(".").split("=")
         if len(right) > 1 or not all(_is_whole(side) for side in right):
             return Score(0.0, "wrong", "more than an equation with the target at its end")
         if any(int(side) != target for side in right):
@@ -83,7 +83,7 @@ class CountdownReward(NumberPuzzleReward):
 
     The answer is read after the thoughts: the content of the last ``\boxed{…}``, else of the last ``<answer>``. It may
     hold whole numbers, ``+ - * /`` and brackets, ``07`` being 7, their signs in LaTeX (``\times``, ``\cdot``, ``\div``,
-    ``\frac{a}{b}``), and at its end ``=`` and the target; nothing else. It is evaluated exactly, in fractions. The
+    ``\frac{a}{b}``), and at its end ``=`` and the target, and a full stop; nothing else. It is evaluated exactly, in fractions. The
     target is the gold answer, the numbers are the column ``numbers``; over 200 characters are ``too_long``.
     """
 
@@ -108,7 +108,7 @@ class SubsetSumReward(NumberPuzzleReward):
     else 0.
 
     The answer is read after the thoughts: the content of the last ``\boxed{…}``, else of the last ``<answer>``: whole
-    numbers with ``+``, commas or spaces between them, and at its end maybe ``=`` and the target. The target is the gold
+    numbers with ``+``, commas or spaces between them, and at its end maybe ``=`` and the target, and a full stop. The target is the gold
     answer, the numbers are the column ``numbers``. An answer of more than 200 characters is ``too_long``.
     """
 

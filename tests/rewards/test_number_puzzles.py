@@ -21,7 +21,8 @@ def scored(answer: str, target: int = 46, numbers: tuple[int, ...] = (7, 7, 3)) 
     ["(7*7)-3", "7*7-3", " ( 7 * 7 ) - 3 ", "(7)*7-3", "7×7−3", "07*7-03", "\\boxed{7*7-3}", "7*7-3=46", "7*7-3 = 046",
      "7 \\times 7 - 3", "7\\times7-3=46", "7\\cdot 7-3", "\\boxed{7 \\cdot 7 - 3 = 46}", "$7\\times 7-3$", "\\(7⋅7–3=46\\)",
      "\\left(7\\times7\\right)-3", "\\bigl[7 \\ast 7\\bigr]\\,-\\,3", "{7}\\cdot{7}-3", "[7*7]-3", "\\boxed{\\boxed{7*7-3}}",
-     "\\displaystyle 7 \\times 7 \\quad - 3", "（7＊7）-3", "7\\times{}7-3 \\,=\\, 46", "$$7 \\times 7 - 3 = 46$$"],
+     "\\displaystyle 7 \\times 7 \\quad - 3", "（7＊7）-3", "7\\times{}7-3 \\,=\\, 46", "$$7 \\times 7 - 3 = 46$$",
+     "7*7-3.", "7*7-3=46.", "7*7-3 .", "$7*7-3$.", "$7*7-3.$", "\\[7\\times 7-3=46.\\]", "\\boxed{7*7-3.}", "7*7-3.\\,\n"],
 )  # fmt: skip
 def test_an_expression_of_all_numbers_that_reaches_the_target_is_right(answer: str) -> None:
     assert scored(answer) == Score(1.0, "ok", "46")
@@ -41,7 +42,7 @@ def test_division_is_exact() -> None:
 WRONG = {
     "7*7+3": "52 instead of 46", "7*7-6/2": "uses 7 7 6 2 of 7 7 3", "49-3": "uses 49 3 of 7 7 3",
     "7*7-3+7-7": "uses 7 7 3 7 7 of 7 7 3", "46": "uses 46 of 7 7 3", "7*7-3=47": "says 47 instead of 46",
-    "7*3=46": "uses 7 3 of 7 7 3",
+    "7*3=46": "uses 7 3 of 7 7 3", "46.": "uses 46 of 7 7 3",
     **dict.fromkeys(
         ("7*7=49-3=46", "7*7-3=40+6", "46=7*7-3", "7*7-3="), "more than an equation with the target at its end"
     ),
