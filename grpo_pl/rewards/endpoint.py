@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import threading
-import time
 import unicodedata
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -16,6 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from grpo_pl.functional.argument_checks import check_at_least
+from grpo_pl.rewards.background import run_coroutine
 from grpo_pl.rewards.base import Reward
 
 K = TypeVar("K")
@@ -50,7 +50,7 @@ class Reply(NamedTuple):
     problem: str = ""
     """The reason why there is none."""
     replied: bool = False
-    """True if the last attempt brought a reply, which then was no verdict."""
+    """True if the last attempt brought a reply with a text, which then was no verdict."""
 
 
 @dataclass(kw_only=True)
@@ -64,7 +64,7 @@ class AsksModel(Reward):
     api_key_variable: str = "OPENAI_API_KEY"
     """Environment variable that holds the key; need not be set if ``base_url`` is."""
     time_limit_s: float = 30.0
-    """Time limit of one request in seconds."""
+    """Seconds that one request may take, from the connection to the last byte of the reply."""
     retries: int = 2
     """Further requests after one that failed or whose reply is no verdict."""
     concurrency: int = 8
@@ -111,34 +111,49 @@ class AsksModel(Reward):
         """
         if not questions:
             return {}
-        from openai import OpenAI
+        return run_coroutine(self._ask_all(system, questions, read, before, further))
+
+    async def _ask_all(
+        self,
+        system: str,
+        questions: Mapping[K, Mapping[str, str]],
+        read: Callable[[str], bool | None],
+        before: Callable[[], str],
+        further: Mapping[str, Any],
+    ) -> dict[K, Reply]:
+        from openai import AsyncOpenAI
 
         key = os.environ.get(self.api_key_variable) or "none"
         fields = {"model": self.model, "temperature": 0.0, "max_tokens": self.max_tokens, **further}
-        with (
-            OpenAI(api_key=key, base_url=self.base_url, timeout=self.time_limit_s, max_retries=0) as client,
-            ThreadPoolExecutor(min(self.concurrency, len(questions))) as threads,
-        ):
+        places = asyncio.Semaphore(self.concurrency)
+        async with AsyncOpenAI(api_key=key, base_url=self.base_url, timeout=self.time_limit_s, max_retries=0) as client:
 
-            def ask_one(parts: Mapping[str, str]) -> Reply:
+            async def ask_one(parts: Mapping[str, str]) -> Reply:
                 messages = [{"role": "system", "content": system}, {"role": "user", "content": tagged(parts)}]
-                return self._decide(partial(client.chat.completions.create, messages=messages, **fields), read, before)
+                send = partial(client.chat.completions.create, messages=messages, **fields)
+                async with places:
+                    return await self._decide(send, read, before)
 
-            return dict(zip(questions, threads.map(ask_one, questions.values()), strict=True))
+            replies = await asyncio.gather(*map(ask_one, questions.values()))
+        return dict(zip(questions, replies, strict=True))
 
-    def _decide(self, send: Callable[[], Any], read: Callable[[str], bool | None], before: Callable[[], str]) -> Reply:
+    async def _decide(
+        self, send: Callable[[], Awaitable[Any]], read: Callable[[str], bool | None], before: Callable[[], str]
+    ) -> Reply:
         """Sends until a reply is a verdict, ``retries`` times again at most, each as long after a refusal as its
         ``Retry-After`` says."""
         from openai import APIStatusError, OpenAIError
 
         problem, replied, wait = "", False, 0.0
         for _ in range(self.retries + 1):
-            time.sleep(wait)
+            await asyncio.sleep(wait)
             wait = 0.0
             if reason := before():
                 return Reply(None, reason)
             try:
-                reply = send().choices[0].message.content or ""
+                # the client's own limit is for each read: a server that sends byte after byte would never reach it
+                response = await asyncio.wait_for(send(), self.time_limit_s)
+                reply = response.choices[0].message.content or ""
                 if not isinstance(reply, str):
                     raise TypeError(f"content is a {type(reply).__name__}")
             except APIStatusError as error:
@@ -146,12 +161,17 @@ class AsksModel(Reward):
                 if error.status_code in (400, 401, 403, 404, 422):
                     break  # asking again will not help
                 wait = retry_after(error.response.headers.get("Retry-After"), 0.0)
-            except (OpenAIError, ValueError, AttributeError, TypeError, LookupError, RecursionError) as error:
+            except (
+                OpenAIError, TimeoutError, ValueError, AttributeError, TypeError, LookupError, RecursionError,
+            ) as error:  # fmt: skip
                 problem, replied = type(error).__name__, False  # unreachable, too slow, or no chat completion
             else:
                 if (verdict := read(reply)) is not None:
                     return Reply(verdict)
-                problem, replied = f"the judge's reply is no verdict: {reply[:40]!r}", True
+                replied = reply.strip() != ""
+                problem = (
+                    f"the judge's reply is no verdict: {reply[:40]!r}" if replied else "the judge's reply is empty"
+                )
         return Reply(None, problem, replied)
 
 

@@ -97,13 +97,36 @@ def test_a_stall_ends_at_the_time_limit(endpoint: Endpoint) -> None:
     assert "Timeout" in score.detail
 
 
+@pytest.mark.parametrize("dripping", ["head", "body"])
+def test_the_time_limit_is_for_the_whole_request_where_bytes_drip(endpoint: Endpoint, dripping: str) -> None:
+    """Every byte comes well within the limit, the reply would take 20 seconds."""
+    over = threading.Event()
+
+    def drip(handler: Handler, request: dict) -> None:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
+        handler.wfile.write(b"X: " if dripping == "head" else b"Content-Length: 400\r\n\r\n")
+        for _ in range(400):
+            if over.wait(0.05):
+                break
+            handler.wfile.write(b" ")
+
+    endpoint.behave = drip
+    started = time.monotonic()
+    (score,) = judge(endpoint, time_limit_s=0.5, retries=0)([r"\boxed{a}"], ["b"], {})
+    took = time.monotonic() - started
+    over.set()
+    assert (score.value, score.status) == (None, "unavailable")
+    assert took < 10
+
+
 @pytest.mark.parametrize(
     "body",
     ["", "not json", "{}", '{"choices": []}', '{"choices": null}', '{"choices": [{"message": null}]}', "[1]", '"SAME"',
      '{"choices": {"a": 1}}', '{"choices": [{"message": {"content": ["SAME"]}}]}', "[" * 100_000, "NaN",
      '{"choices": [{"message": {"content": 5}}]}', '{"choices": ' + "9" * 5000 + "}",
      '{"choices": [{"message": {"content": {"type": "text"}}}]}',
-     '{"choices": [{"message": 5}]}', '{"choices": "SAME"}'],
+     '{"choices": [{"message": 5}]}', '{"choices": "SAME"}',
+     *('{"choices": [{"message": {"content": %s}}]}' % empty for empty in ("null", '""', '" \\n"', "{}"))],
 )  # fmt: skip
 def test_nonsense_is_not_a_verdict(endpoint: Endpoint, body: str) -> None:
     endpoint.behave = lambda handler, request: handler.reply(200, body)
@@ -111,8 +134,8 @@ def test_nonsense_is_not_a_verdict(endpoint: Endpoint, body: str) -> None:
     assert (score.value, score.status) == (None, "unavailable")
 
 
-@pytest.mark.parametrize("reply", [None, "", "maybe", "SAME or DIFFERENT", "They are not the SAME", "SAMEDIFFERENT"])
-def test_a_judge_that_rambles_is_the_fault_of_the_completion(endpoint: Endpoint, reply: str | None) -> None:
+@pytest.mark.parametrize("reply", ["maybe", "SAME or DIFFERENT", "They are not the SAME", "SAMEDIFFERENT"])
+def test_a_judge_that_rambles_is_the_fault_of_the_completion(endpoint: Endpoint, reply: str) -> None:
     endpoint.behave = lambda handler, request: handler.say(reply)
     (score,) = judge(endpoint)([r"\boxed{a}"], ["b"], {})
     assert (score.value, score.status) == (0.0, "wrong")
