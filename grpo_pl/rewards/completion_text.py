@@ -10,13 +10,23 @@ BOX = re.compile(r"\\boxed\s*\{")
 _STARTS_WITH_BOX = re.compile(rf"\s*{BOX.pattern}")
 BRACES = re.compile(r"\\[\\{}]|[{}]")
 """Braces, and what a backslash escapes of them."""
+_LENGTH = r"[-+]?\s*[\d.,]*\s*(?:pt|mu|em|ex|cm|mm|in|pc|bp|dd|cc|sp|fil{1,3})(?![A-Za-z])"
+_HIDING = re.compile(
+    r"\\(?:[hv]?phantom|[hv]space\*?|textcolor|color|label|raisebox)(?![A-Za-z])\s*+(?:\[[^\[\]]*\]\s*+)?"
+    r"(?:\{|\\[A-Za-z]+|[^\s\\{}])"
+    r"|\\(?:m?kern|[hvm]skip)\s*+\{"
+)
+"""Commands whose argument is not seen, up to the brace that opens it, or with an argument without braces."""
 _UNSEEN = re.compile(
-    r"\\(?:[hv]?phantom|[hv]space\*?|m?kern|[hm]skip|color|label)\s*\{[^{}]*\}"  # with what they hold
-    r"|\\(?:text(?:bf|it|rm|sf|sl|tt|up|normal)?|math(?:rm|bf|it|sf|tt|bb|cal|frak|scr|normal|ord|op|bin|rel|strut)"
-    r"|[mhf]?box|boxed|makebox|boldsymbol|bm|emph|ensuremath|operatorname\*?|smash|(?:under|over)line|bar|hat|vec|tilde"
-    r"|sqrt|[dtc]?frac|bf|rm|it|sf|tt|(?:display|text|scriptscript|script)style|normalsize|q?quad|en(?:space|skip)"
-    r"|(?:neg)?(?:thin|med|thick)space|nobreakspace|space|[hv]fill?|null|relax|empty|strut|noindent|allowbreak"
-    r"|newline|linebreak|par|centering|nonumber|notag|left\.|right\.)(?![A-Za-z])"
+    rf"\\(?:m?kern|[hvm]skip)\s*+{_LENGTH}(?:\s*(?:plus|minus)\s*+{_LENGTH})*"
+    r"|\\(?:begin|end)\s*\{[^{}]*\}(?:\s*\{[lcr|\s]*\})?"
+    r"|\\(?:text(?:bf|it|rm|sf|sl|sc|tt|up|md|normal)?|math(?:rm|bf|it|sf|tt|bb|cal|frak|scr|normal|ord|op|bin|rel|inner|strut)"
+    r"|[mhvf]?box|boxed|[lrc]lap|makebox|framebox|boldsymbol|bm|pmb|emph|ensuremath|operatorname\*?|smash|(?:under|over)line|bar"
+    r"|(?:wide)?(?:hat|tilde)|vec|dot|sqrt|[dtc]?frac|(?:display|text|scriptscript|script)style|rm|bf|it|sf|tt|sc|sl|em"
+    r"|(?:bf|md)series|(?:it|sl|sc|up)shape|(?:rm|sf|tt)family|normalfont|tiny|scriptsize|footnotesize|small|normalsize"
+    r"|[lL]arge|LARGE|[hH]uge|boldmath|q?quad|en(?:space|skip)|(?:neg)?(?:thin|med|thick)space|(?:small|med|big)skip"
+    r"|nobreakspace|space|[hv]fill?|hss|null|relax|empty|strut|noindent|indent|allowbreak|newline|linebreak|par|centering|nonumber"
+    r"|notag|left\.|right\.|limits|nolimits|[bB]igg?[lrm]?\.)(?![A-Za-z])"
     r"|\\[,;:!> /\\()\[\]\n]|\\$|[~$&{}_^\s]"
 )
 """LaTeX that shows nothing by itself: spaces, groups, and commands that change how something else looks."""
@@ -33,13 +43,7 @@ def last_boxed(text: str) -> str | None:
     boxes = [match.end() for match in BOX.finditer(text)]
     if not boxes:
         return None
-    opened: list[int] = []
-    ends: dict[int, int] = {}  # of what stands between two braces: start -> end
-    for brace in BRACES.finditer(text, boxes[0] - 1):
-        if brace.group() == "{":
-            opened.append(brace.end())
-        elif brace.group() == "}" and opened:
-            ends[opened.pop()] = brace.start()
+    ends = _groups(text, boxes[0] - 1)
     start = next((start for start in boxes if ends.get(start, -1) >= boxes[-1]), None)
     if start is None:
         return None
@@ -47,6 +51,18 @@ def last_boxed(text: str) -> str | None:
     while (inner := _STARTS_WITH_BOX.match(text, start, end)) and not text[ends[inner.end()] + 1 : end].strip():
         start, end = inner.end(), ends[inner.end()]
     return text[start:end]
+
+
+def _groups(text: str, at: int = 0) -> dict[int, int]:
+    """What stands between two braces that match, from ``at`` on: where it starts -> where it ends."""
+    opened: list[int] = []
+    ends: dict[int, int] = {}
+    for brace in BRACES.finditer(text, at):
+        if brace.group() == "{":
+            opened.append(brace.end())
+        elif brace.group() == "}" and opened:
+            ends[opened.pop()] = brace.start()
+    return ends
 
 
 def has_balanced_braces(text: str) -> bool:
@@ -73,7 +89,13 @@ def boxed_or_block(completion: str) -> str:
 
 def is_blank(text: str) -> bool:
     """True if nothing of ``text`` can be seen: LaTeX and Unicode have many ways to write nothing."""
-    return not any(unicodedata.category(c)[0] in "LNPS" and c not in _BLANKS for c in _UNSEEN.sub("", text))
+    shown, at, ends = list[str](), 0, _groups(text)
+    while hiding := _HIDING.search(text, at):
+        shown.append(text[at : hiding.start()])
+        at = ends.get(hiding.end(), len(text)) if hiding[0].endswith("{") else hiding.end()
+    shown.append(text[at:])
+    seen = _UNSEEN.sub("", "".join(shown))
+    return not any(unicodedata.category(c)[0] in "LNPS" and c not in _BLANKS for c in seen)
 
 
 def stated_answer(completion: str) -> str:

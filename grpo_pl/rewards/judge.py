@@ -33,9 +33,9 @@ class JudgeReward(AsksModel):
     reference answer. Equal strings are right without a call.
 
     A completion without an answer is ``no_answer``, one whose answer is over ``max_answer_chars`` long ``too_long``;
-    both are 0. If the last attempt fails (the endpoint refuses, times out, breaks off, or sends no chat completion or an
-    empty one), the score is ``None`` with ``unavailable``, never 0. If its reply is no verdict, the score is 0 with ``wrong``: an
-    answer that confuses the judge must not go unpunished.
+    both are 0. If the last attempt fails (the endpoint refuses, times out, breaks off, sends no chat completion or an
+    empty one), the score is ``None`` with ``unavailable``, never 0. If its reply is no verdict, the score is 0 with
+    ``wrong``: an answer that confuses the judge must not go unpunished.
 
     Needs the ``judge`` extra (the ``openai`` client).
     """

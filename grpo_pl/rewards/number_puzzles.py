@@ -41,7 +41,8 @@ class NumberPuzzleReward(Reward):
     r"""Judges answers about the numbers of the column ``numbers``, with the target as gold answer.
 
     The answer is read after the thoughts: the content of the last ``\boxed{…}``, else of the last ``<answer>``. It may
-    be written in LaTeX, and may end in ``=`` and the target, and in a full stop. One of more than 200 characters is ``too_long``.
+    be written in LaTeX, and may end in ``=`` and the target, and in a full stop. One of more than 200 characters is
+    ``too_long``.
     """
 
     correctness: bool = True
@@ -83,8 +84,9 @@ class CountdownReward(NumberPuzzleReward):
 
     The answer is read after the thoughts: the content of the last ``\boxed{…}``, else of the last ``<answer>``. It may
     hold whole numbers, ``+ - * /`` and brackets, ``07`` being 7, their signs in LaTeX (``\times``, ``\cdot``, ``\div``,
-    ``\frac{a}{b}``), and at its end ``=`` and the target, and a full stop; nothing else. It is evaluated exactly, in fractions. The
-    target is the gold answer, the numbers are the column ``numbers``; over 200 characters are ``too_long``.
+    ``\frac{a}{b}``), and at its end ``=`` and the target, and a full stop; nothing else. It is evaluated exactly, in
+    fractions. The target is the gold answer, the numbers are the column ``numbers``; over 200 characters are
+    ``too_long``.
     """
 
     trusted = True
@@ -108,8 +110,9 @@ class SubsetSumReward(NumberPuzzleReward):
     else 0.
 
     The answer is read after the thoughts: the content of the last ``\boxed{…}``, else of the last ``<answer>``: whole
-    numbers with ``+``, commas or spaces between them, and at its end maybe ``=`` and the target, and a full stop. The target is the gold
-    answer, the numbers are the column ``numbers``. An answer of more than 200 characters is ``too_long``.
+    numbers with ``+``, commas or spaces between them, and at its end maybe ``=`` and the target, and a full stop. The
+    target is the gold answer, the numbers are the column ``numbers``. An answer of more than 200 characters is
+    ``too_long``.
     """
 
     trusted = True

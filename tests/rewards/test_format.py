@@ -80,10 +80,16 @@ NOTHING = [
     "\\text{\u200b}", "\\mathrm{\\,}", "\\mbox{}", "\\phantom{5}", "\\hphantom{x}", "\\vphantom{1}", "\\hspace{1cm}", "\\hspace*{2em}",
     "\\enspace", "\\thinspace", "\\null", "\\relax", "\\strut", "$$", "$ $", "\\(\\)", "\\[ \\]", "\\\\", "\\textbf{\\textit{}}",
     "\\color{red}", "^{}", "_{}^{}", "\\displaystyle", "\\operatorname{}", "\\sqrt{}", "\\frac{}{}", "\\,\u200b~\\text{ \\; }",
+    "\\phantom5", "\\phantom 5", "\\phantom\\pi", "\\hphantom{\\frac{1}{2}}", "\\vphantom{\\text{a {b} c}}\\,", "\\hskip 3pt",
+    "\\hskip-.5em", "\\kern3pt", "\\mskip 3mu plus 1fil minus 2mu", "\\mkern 18mu", "\\vskip1cm", "\\small", "\\Large{}", "\\tiny\\,",
+    "\\scriptsize{ }", "\\bfseries", "\\itshape{}", "\\normalfont", "\\raisebox{2pt}{}", "\\llap{}", "\\begin{aligned}\\end{aligned}",
+    "\\begin{array}{cc} & \\\\ & \\end{array}", "\\textcolor{red}{}", "\\color[rgb]{1,0,0}",
 ]  # fmt: skip
 SOMETHING = [
     "0", "x", "\\pi", "\\{\\}", "\\emptyset{}", "\\text{yes}", "\\frac{}{2}", "\\%", "-", "∅", "和", "е\u0301", "\u200b5", "\\sqrt{}3",
     "\\quadx", "\\textit{no}", "\\infty", "()", "[]", ".", "½", "€",
+    "\\phantom5 5", "\\phantom{5}x", "\\hskip 3pt 5", "\\kern3pt4", "3pt", "\\smallx", "\\small 5", "\\phantoms", "small", "\\textcolor{red}{5}",
+    "\\raisebox{2pt}{5}", "\\begin{cases}1\\end{cases}", "\\hphantom{1}2",
 ]  # fmt: skip
 
 
