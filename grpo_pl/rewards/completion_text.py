@@ -115,22 +115,25 @@ def after_closed_thinking(completion: str) -> str:
     return after_thinking(completion) if "</think>" in completion else completion
 
 
-_FENCE = re.compile(r"^[ \t]*+```[ \t]*+([^\s`]*+)[^\n`]*+$", re.MULTILINE)
-_PYTHON = frozenset({"", "python", "python3", "py"})
+_FENCE = re.compile(r"^[ \t]*+(?:</?\w++>[ \t]*+)*+```[ \t]*+([^\s`<]*+)[^\n`]*+$", re.MULTILINE)
+_PYTHON = frozenset({"python", "python3", "py"})
 
 
 def last_program(completion: str) -> str | None:
     """The last closed block of Python between two lines of ```` ``` ````, behind the last ``</think>``; None without
-    one. Blocks that say another language do not count."""
+    one. Blocks that say another language do not count, nor do those that say none, such as what the program prints, if
+    another says Python. Tags such as ``<answer>`` may stand on the lines of the fences."""
     text = completion.rpartition("</think>")[2]
     found: str | None = None
+    named = False
     opening: re.Match[str] | None = None
     for fence in _FENCE.finditer(text):
         if opening is None:
             opening = fence
         elif not fence[1]:  # a fence that names a language opens a block, also where the one before was left open
-            if opening[1].lower() in _PYTHON:
-                found = text[opening.end() + 1 : fence.start()]
+            says_python = opening[1].lower() in _PYTHON
+            if says_python or not (opening[1] or named):
+                found, named = text[opening.end() + 1 : fence.start()], says_python
             opening = None
         else:
             opening = fence

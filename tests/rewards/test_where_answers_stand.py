@@ -125,6 +125,11 @@ F = "```"
         (f"<think>{F}python\nidea\n{F}</think>I give up.", None),
         (f"<think>idea</think>{F}python title='a.py'\nprint(2)\n{F}", "print(2)\n"),
         (f"{F}python\ns = 'a {F} b'\n{F}", f"s = 'a {F} b'\n"),
+        (f"{F}python\na\n{F}\nIts output:\n{F}\n1\n{F}", "a\n"), (f"{F}\na\n{F}\n{F}\nb\n{F}", "b\n"),
+        (f"{F}\nidea\n{F}\n{F}py\na\n{F}\n{F}\n1\n{F}\n{F}\n2\n{F}", "a\n"),
+        (f"x</think><answer>{F}python\na\n{F}</answer>", "a\n"), (f"<answer> {F}\na\n{F} </answer>", "a\n"),
+        (f"<solution><code>{F}py\na\n{F}</code></solution>", "a\n"),
+        (f"<answer>\n{F}python\na\n</answer>{F}</answer>", "a\n"),
     ],
 )  # fmt: skip
 def test_the_last_closed_block_of_python_is_the_program(completion: str, program: str | None) -> None:
