@@ -21,8 +21,10 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
     client, stays usable. If the caller is interrupted while it waits, the coroutine is cancelled.
 
     Raises:
+        RuntimeError: the coroutine called ``sys.exit``.
         Exception: whatever the coroutine raises.
     """
+    coroutine = _without_exit(coroutine)
     with _starting:
         loop, thread = _start_loop(os.getpid())  # a forked process has none of its parent's threads
     if threading.current_thread() is thread:  # called by a coroutine of ours: the loop cannot wait for itself
@@ -33,6 +35,14 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
     except BaseException:
         future.cancel()
         raise
+
+
+async def _without_exit(coroutine: Coroutine[Any, Any, T]) -> T:
+    """``coroutine``, with an error in place of ``SystemExit``, which would end the loop that others wait for."""
+    try:
+        return await coroutine
+    except SystemExit as error:
+        raise RuntimeError(f"sys.exit({error.code!r}) was called") from error
 
 
 def in_thread(call: Callable[[], T]) -> Future[T]:

@@ -145,7 +145,13 @@ def score_completions(
 def score_one(reward: Reward, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[Score]:
     """One reward's scores; see `score_completions`."""
     try:
-        row = reward(completions, answers, columns)
+        try:
+            row = reward(completions, answers, columns)
+        except SystemExit as error:  # else the run would end as if it were done
+            exited = RuntimeError(f"sys.exit({error.code!r}) was called")
+            for note in getattr(error, "__notes__", ()):
+                exited.add_note(note)
+            raise exited from error
         _check_scores(reward, row, len(completions))
     except MissingColumn:  # the fault is in the rows, not in the reward
         raise
@@ -154,10 +160,17 @@ def score_one(reward: Reward, completions: Sequence[str], answers: Sequence[str]
             error.add_note(f"raised by the reward {reward.name!r}")
         if reward.on_error == "raise":
             raise
-        problem = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        problem = " ".join(f"{type(error).__name__}: {_text_of(error)}".split())[:200]
         warnings.warn(f"reward {reward.name!r} failed and scores None (on_error: none): {problem}", stacklevel=2)
         return [Score(None, "unavailable", problem)] * len(completions)
     return row
+
+
+def _text_of(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception as of_its_own:
+        return f"its __str__ raises {type(of_its_own).__name__}"
 
 
 def _check_scores(reward: Reward, row: list[Score], count: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -137,9 +137,12 @@ class FunctionReward(Reward):
             values = self._call(**arguments)
             if inspect.iscoroutine(values):
                 values = run_coroutine(values)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             error.add_note(f"raised by the reward function {_shown(self.function)}")
             raise
+        if isinstance(values, str | bytes | Mapping | Set) or not isinstance(values, Iterable):
+            what = "None" if values is None else f"a {type(values).__name__}"
+            raise TypeError(f"function {_shown(self.function)} returned {what}: return a list of numbers or None.")
         return self._scores(list(values), len(completions))
 
     def _arguments(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> dict[str, Any]:
@@ -175,7 +178,12 @@ class FunctionReward(Reward):
             if value is None:
                 scores.append(Score(None, "unavailable", "the function returned None"))
                 continue
-            number = float(value)
+            try:
+                number = float(value)
+            except (TypeError, ValueError):
+                raise TypeError(
+                    f"function {_shown(self.function)} returned {value!r:.80}: rewards must be finite numbers or None."
+                ) from None
             if not math.isfinite(number):
                 raise ValueError(f"function {_shown(self.function)} returned {number}: rewards must be finite or None.")
             scores.append(Score.of(number))

@@ -131,6 +131,39 @@ def test_wrong_results_name_the_function(file: Path) -> None:
     assert "mine.py:broken" in error.value.__notes__[0]
 
 
+@pytest.mark.parametrize("kind", ["plain", "async"])
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ("None", "returned None"), ("{'a': 1.0}", "returned a dict"), ("{1.0}", "returned a set"),
+        ("'1'", "returned a str"), ("b'1'", "returned a bytes"), ("1.0", "returned a float"), ("['x']", "returned 'x'"),
+        ("[[1.0]]", r"returned \[1.0\]"), ("sys.exit()", "sys.exit"), ("sys.exit(3)", r"sys\.exit\(3\)"),
+    ],
+)  # fmt: skip
+def test_what_is_no_list_of_numbers_names_the_function(kind: str, result: str, said: str, tmp_path: Path) -> None:
+    word = "async " * (kind == "async")
+    (tmp_path / "odd.py").write_text(f"import sys\n{word}def odd(completions):\n    return {result}\n")
+    reward = FunctionReward(function=f"{tmp_path}/odd.py:odd")
+    with pytest.raises((TypeError, RuntimeError), match=said) as error:
+        scored(reward, completions=["a"])
+    assert "odd.py:odd" in str(error.value) + "".join(error.value.__notes__)
+    reward.on_error = "none"
+    with pytest.warns(UserWarning, match=said):
+        (scores,) = scored(reward, completions=["a"]).scores
+    assert [(score.value, score.status) for score in scores] == [(None, "unavailable")]
+
+
+def test_an_exception_that_cannot_be_shown_is_one_of_the_function(tmp_path: Path) -> None:
+    (tmp_path / "mute.py").write_text(
+        "class Mute(Exception):\n    def __str__(self):\n        raise KeyError('text')\n"
+        "def mute(completions):\n    raise Mute()\n"
+    )
+    reward = FunctionReward(function=f"{tmp_path}/mute.py:mute", on_error="none")
+    with pytest.warns(UserWarning, match="Mute"):
+        (scores,) = scored(reward, completions=["a"]).scores
+    assert scores[0].status == "unavailable"
+
+
 def test_a_function_reward_survives_pickle(file: Path) -> None:
     twin = pickle.loads(pickle.dumps(FunctionReward(function=f"{file}:accuracy", name="mine")))
     assert twin.name == "mine"
