@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import Any, get_args
@@ -25,6 +26,8 @@ REFLECTION_WORDS = ("wait", "check")
 """A completion that contains one of these counts as reflecting (the "aha moment" of DeepSeek-R1)."""
 _WARN_ABOVE = 0.01
 """Broken rewards or failed episodes are worth a warning above this share."""
+_STEPS_WITHOUT_VALUES = 3
+"""So many steps in a row in which a reward gives no completion a value are worth a warning: one may be an accident."""
 
 
 class StepLog:
@@ -38,6 +41,7 @@ class StepLog:
         self._rewards, self._reflection_words = rewards, reflection_words
         self._tokens_seen = self._skipped_in_a_row = 0
         self._warned_of_rewards = self._warned_of_episodes = False
+        self._steps_without_values: Counter[str] = Counter()
 
     def metrics(
         self,
@@ -62,6 +66,7 @@ class StepLog:
                 f"Judging {broken:.1%} of the completions of this step timed out, was killed or crashed; they score 0. "
                 "Read them in completions.jsonl: the policy may have found answers that cost the judge too much."
             )
+        self._warn_of_rewards_without_values(metrics)
         self._tokens_seen += int(experience.lengths.sum())
         metrics |= {
             **collective.ratios(result.sums),
@@ -94,6 +99,16 @@ class StepLog:
                 raise TrainingDiverged(
                     f"{self._skipped_in_a_row} updates in a row had a loss or gradient that is not finite. "
                     "Lower optimization.lr or raise its warmup_rollouts."
+                )
+
+    def _warn_of_rewards_without_values(self, metrics: Mapping[str, float]) -> None:
+        for reward in self._rewards:
+            judged = f"rewards/{reward.name}/mean" in metrics
+            self._steps_without_values[reward.name] = 0 if judged else self._steps_without_values[reward.name] + 1
+            if self._steps_without_values[reward.name] == _STEPS_WITHOUT_VALUES:
+                rank_zero_warn(
+                    f"The reward {reward.name!r} gave no completion a value in {_STEPS_WITHOUT_VALUES} steps in a row; "
+                    "it has no part in the training. Its status and detail in completions.jsonl say why."
                 )
 
     def warn_of_failed_episodes(self, share: float, first: str) -> None:

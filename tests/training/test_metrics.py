@@ -178,6 +178,27 @@ def test_broken_rewards_are_warned_of_once(experience: Make) -> None:
         _metrics(log, drawn)
 
 
+class Absent(ExactReward):
+    """Judges nothing."""
+
+    def __call__(self, completions: Sequence[str], *others: Any) -> list[Score]:
+        return [Score(None, "unavailable")] * len(completions)
+
+
+def test_a_reward_without_values_in_three_steps_in_a_row_is_named_once(experience: Make) -> None:
+    absent = Absent(name="absent")
+    log, drawn, undrawn = StepLog([absent], []), experience(ExactReward(name="absent")), experience(absent)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for each in (undrawn, undrawn, drawn, undrawn, undrawn):  # a server may be away for a while
+            _metrics(log, each)
+    with pytest.warns(UserWarning, match="'absent' gave no completion a value in 3 steps in a row"):
+        _metrics(log, undrawn)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _metrics(log, undrawn)
+
+
 def test_failed_episodes_are_warned_of_once_where_they_are_many() -> None:
     log = StepLog([], [])
     with warnings.catch_warnings():
