@@ -1,14 +1,26 @@
 """What reads a text takes time in proportion to its length, whatever the text repeats."""
 
+import ast
 import gc
+import importlib
+import inspect
+import pkgutil
+import re
+import re._constants as kinds
+import re._parser as parser
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from types import ModuleType
+from typing import Any
 
 import pytest
+import regex
 
-from grpo_pl.rewards import FormatReward, LenientAnswerReward, StrictAnswerReward
-from grpo_pl.rewards.completion_text import last_boxed, stated_answer
+import grpo_pl.rewards
+from grpo_pl.rewards import FormatReward, LenientAnswerReward, MathReward, StrictAnswerReward
+from grpo_pl.rewards.completion_text import is_blank, last_boxed, stated_answer
 from grpo_pl.rewards.mathematics.boxes import boxed_answer
 from grpo_pl.rewards.mathematics.second_opinion import boxed_answers
 
@@ -22,7 +34,7 @@ TOO_FAST = 32.0
 """Growth that is neither linear (8) nor an accident; a quadratic rule has 64."""
 
 
-def growth(work: Callable[[str], object], text: Callable[[int], str]) -> float:
+def growth(work: Callable[[str], object], text: Callable[[int], str], lengths: Sequence[int] = LENGTHS) -> float:
     """The factor by which the CPU time of ``work`` grows from one length to the next, the largest of all; longer texts
     are left out where a shorter one took too long. Of three attempts the best counts: others use the machine, too."""
 
@@ -36,7 +48,7 @@ def growth(work: Callable[[str], object], text: Callable[[int], str]) -> float:
         return max(took, NOTHING_S)
 
     factors = [1.0]
-    for shorter, longer in pairwise(LENGTHS):
+    for shorter, longer in pairwise(lengths):
         factors.append(seconds(longer) / seconds(shorter))
         for _ in range(2):
             if factors[-1] > TOO_FAST:
@@ -55,7 +67,7 @@ def test_nested_boxes_are_read_in_linear_time(opening: str, closing: str) -> Non
 
     strict, lenient, form = StrictAnswerReward(), LenientAnswerReward(), FormatReward()
     for read in (
-        last_boxed, boxed_answer, boxed_answers, stated_answer,
+        last_boxed, boxed_answer, boxed_answers, stated_answer, is_blank,
         lambda text: strict.score(text, "5"), lambda text: lenient.score(text, "5"), lambda text: form.score(text, "5"),
     ):  # fmt: skip
         assert growth(read, nested) < TOO_FAST
@@ -100,3 +112,156 @@ def test_the_lenient_rule_finds_an_answer_wherever_it_stands_in_a_long_text() ->
     long = "x+1, " * 300
     assert judge.score(f"{word * 900}{long}{word * 900}", long.replace(" ", "")).value == 1
     assert judge.score(word * 900, long).value == 0
+
+
+# --- every regular expression ---
+
+WHOLE_TEXTS = ("mathematics.boxes", "mathematics.second_opinion")
+"""Modules that read whole completions; the others of `mathematics` and the judge of ``sandbox`` read answers of at most
+``max_answer_chars`` characters, in which `canonical` leaves one white space where there were several."""
+CUT = ("mathematics.", "sandbox.math_judge", "sandbox.task_queue")
+METHODS = {"match", "search", "fullmatch", "findall", "finditer", "sub", "subn", "split"}
+STAND_INS = {"name": "x", "longest": 16}
+"""Values of what literals in the source refer to and only a call knows."""
+
+
+def modules() -> Iterator[tuple[str, ModuleType, ast.AST]]:
+    for found in pkgutil.walk_packages(grpo_pl.rewards.__path__, "grpo_pl.rewards."):
+        module = importlib.import_module(found.name)
+        yield found.name.removeprefix("grpo_pl.rewards."), module, ast.parse(inspect.getsource(module))
+
+
+def patterns_in(value: Any) -> Iterator[re.Pattern[str]]:
+    if isinstance(value, re.Pattern | regex.Pattern):
+        yield value
+    elif isinstance(value, dict | list | tuple | set | frozenset):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from patterns_in(item)
+
+
+def every_pattern() -> dict[tuple[str, re.Pattern[str]], set[str]]:
+    """(module, pattern) -> the methods that the module calls: of its attributes, of what lists of them hold, and of
+    literals in the source."""
+    found: dict[tuple[str, re.Pattern[str]], set[str]] = defaultdict(set)
+    for name, module, tree in modules():
+        calls, of_others = defaultdict(set), set[str]()
+        for node in ast.walk(tree):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in METHODS):
+                continue
+            of, method = node.func.value, node.func.attr
+            of = of.value if isinstance(of, ast.Subscript) else of
+            said = ast.unparse(of)
+            if said in ("re", "regex"):
+                try:
+                    literal = eval(ast.unparse(node.args[0]), vars(module), STAND_INS)
+                except (NameError, AttributeError):
+                    continue  # of a caller, who is a user
+                for pattern in (
+                    patterns_in(literal) if not isinstance(literal, str) else [vars(module)[said].compile(literal)]
+                ):
+                    found[name, pattern].add(method)
+            elif said.split(".")[0] in vars(module):
+                calls[said].add(method)
+            elif method != "split":  # which texts have, too
+                of_others.add(method)
+        for attribute, value in vars(module).items():
+            direct = isinstance(value, re.Pattern | regex.Pattern)
+            for pattern in patterns_in(value):
+                found[name, pattern] |= calls[attribute] or (set() if direct else of_others)
+    return {key: methods for key, methods in found.items() if methods}
+
+
+def pieces(tree: Any, choice: int) -> list[str]:
+    """A text that a pattern matches, or nearly, in pieces: its literals, and a character of each of its classes."""
+    found: list[str] = []
+    literal = ""
+    for kind, value in tree:
+        if kind is kinds.LITERAL:
+            literal += chr(value)
+            continue
+        found, literal = [*found, literal] if literal else found, ""
+        if kind is kinds.ANY or kind is kinds.NOT_LITERAL:
+            found.append("a")
+        elif kind is kinds.IN:
+            found.append(member(value, choice))
+        elif kind in (kinds.MAX_REPEAT, kinds.MIN_REPEAT, kinds.POSSESSIVE_REPEAT):
+            inner = pieces(value[2], choice)
+            found += [inner[0] * max(1, min(value[0], 20))] if len(inner) == 1 else inner
+        elif kind is kinds.SUBPATTERN:
+            found += pieces(value[3], choice)
+        elif kind is kinds.ATOMIC_GROUP:
+            found += pieces(value, choice)
+        elif kind is kinds.BRANCH:
+            found += pieces(value[1][choice % len(value[1])], choice)
+        elif kind is kinds.ASSERT and value[0] == 1:
+            found += pieces(value[1], choice)
+    return [*found, literal] if literal else found
+
+
+def member(items: list[tuple[Any, Any]], choice: int) -> str:
+    """A character of a class."""
+    of_category = {kinds.CATEGORY_DIGIT: "1", kinds.CATEGORY_SPACE: " ", kinds.CATEGORY_NOT_WORD: "-"}
+    if items[0][0] is kinds.NEGATE:
+        refused = {chr(value) for kind, value in items if kind is kinds.LITERAL}
+        return next(char for char in ("1a, \\é"[choice % 4 :] + "a1é€") if char not in refused)
+    kind, value = items[choice % len(items)]
+    return of_category.get(value, "a") if kind is kinds.CATEGORY else chr(value[0] if kind is kinds.RANGE else value)
+
+
+def attacks(pattern: re.Pattern[str], choices: int) -> set[tuple[str, str]]:
+    """(start of a text, what it repeats from there on): the pieces of a match, and what stands between two of them."""
+    found = set()
+    for choice in range(choices):
+        parts = pieces(parser.parse(pattern.pattern, pattern.flags & (re.I | re.M | re.S | re.X)), choice)[:14]
+        for start in range(len(parts)):
+            for end in range(start + 1, len(parts) + 1):
+                repeated = "".join(parts[start:end])
+                if choices > 1 or end == start + 1 or start == 0:
+                    found |= {("", repeated), ("".join(parts[:start]), repeated)}
+    return found
+
+
+def slow_patterns(choices: int, lengths: Sequence[int]) -> list[tuple[str, str, str, str, str]]:
+    slow = []
+    for (module, pattern), methods in every_pattern().items():
+        cut = module.startswith(CUT) and module not in WHOLE_TEXTS
+        ways = {"fullmatch" if method in ("match", "fullmatch") else "findall" for method in methods}
+        for start, repeated in attacks(pattern, choices):
+
+            def text(length: int, start: str = start, repeated: str = repeated, cut: bool = cut) -> str:
+                written = start + (repeated * length)[:length] + "\0"
+                return re.sub(r"\s+", " ", written) if cut else written
+
+            for way in ways:
+                most = MathReward.max_answer_chars if cut else lengths[-1]
+                if growth(getattr(pattern, way), text, [length for length in lengths if length <= most]) > TOO_FAST:
+                    slow.append((module, pattern.pattern, way, start, repeated))
+                    break
+            if slow and slow[-1][1] == pattern.pattern:
+                break
+    return slow
+
+
+@pytest.mark.slow
+def test_every_regular_expression_of_the_rewards_is_linear_on_its_own_literals() -> None:
+    assert slow_patterns(1, LENGTHS[:3]) == []
+
+
+@pytest.mark.slow
+def test_every_regular_expression_is_linear_on_all_that_its_parts_can_repeat() -> None:
+    assert slow_patterns(6, LENGTHS) == []
+
+
+def test_regular_expressions_are_found_wherever_the_source_has_them() -> None:
+    found = {(module, pattern.pattern) for module, pattern in every_pattern()}
+    assert ("completion_text", r"\\boxed\s*\{") in found
+    assert ("mathematics.canonical", r"\{,\}") in found  # in a list
+    assert ("answer_reading", r"-?\d+(?:\.\d+)?") in found  # a literal in a function
+    assert len(found) > 150
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern", [r"x+\s+$", r"\d+(?:\.\d+)?%", r"\(.*,.*\)=", "a[^b]*,[^b]*b"])
+def test_a_quadratic_expression_is_found_by_its_own_literals(pattern: str) -> None:
+    slow = re.compile(pattern)
+    assert max(growth(slow.findall, lambda n, a=a, b=b: a + b * n, LENGTHS[:3]) for a, b in attacks(slow, 1)) > TOO_FAST

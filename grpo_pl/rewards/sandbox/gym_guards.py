@@ -206,8 +206,8 @@ def _boxes(answer: str, entry: dict[str, Any]) -> str:
 _MOVES = {"rubiks_cube": re.compile(r"\S+"), "rush_hour": re.compile(r"[A-Z][+-]\d+"), "sokoban": re.compile(r"[LURD]")}
 """Task -> a move; its scorer looks at the end alone, also where the puzzle was solved long before."""
 _FILLERS = frozenset({"is", "a", "an", "and"})
-_AGENT = re.compile(r"Agent\[\d+\.?\d*, ?\d+\.?\d*\]")
-_MOVE = re.compile(r"move\(box_\w+, (?:target_\w+|square\[\d+\.?\d*, ?\d+\.?\d*\])\)")
+_AGENT = re.compile(r"Agent\[\d+(?:\.\d*)?, ?\d+(?:\.\d*)?\]")
+_MOVE = re.compile(r"move\(box_\w+, (?:target_\w+|square\[\d+(?:\.\d*)?, ?\d+(?:\.\d*)?\])\)")
 _REAL = r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
 _FORMS: dict[str, re.Pattern[str]] = {
     task: re.compile(pattern, re.ASCII)

@@ -29,7 +29,7 @@ _HARMFUL = re.compile(
     r"[^\x20-\x7e\n\t]|__|[\"'`\\:;=@#\[\]{}<>&|~]|\.\s*[A-Za-z_]|\)\s*\(|"
     r"\b(?:lambda|for|if|else|import|or|and|not|is|in)\b"  # `x or y` is x: two answers in one
 )
-_CALL = re.compile(r"([A-Za-z_]\w*)\s*\(")
+_CALL = re.compile(r"(?<!\w)[^\WA-Za-z_]*+([A-Za-z_]\w*+)\s*+\(")
 _FORBIDDEN = ("os.", "subprocess.", "socket.", "shutil.", "ctypes.", "pty.", "tempfile.", "urllib.", "webbrowser.")
 _ALLOWED = frozenset({"os.listdir", "os.scandir", "os.walk"})
 _real_parse_expr = sympy_parser.parse_expr
