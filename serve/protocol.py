@@ -6,8 +6,10 @@ import asyncio
 import json
 import os
 import resource
+import socket
+import ssl
+from contextlib import suppress
 from typing import Any
-from weakref import WeakSet
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -45,24 +47,16 @@ class ConnectionLimit:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._opening: WeakSet[BoundedProtocol] = WeakSet()  # in a TLS handshake
         self._open: set[BoundedProtocol] = set()
         self._refusing = False
         self._waiting: dict[BoundedProtocol, None] = {}  # connections that wait for their client, longest first
 
-    def accepted(self, protocol: BoundedProtocol) -> None:
-        """Registers a connection that is accepted but not open yet, as in a TLS handshake.
-
-        Raises:
-            ConnectionRefusedError: too many connections are not open yet; the event loop closes the socket.
-        """
-        if len(self._opening) >= max(self.limit // 2, 2 * ACCEPTED_AT_ONCE):
-            raise ConnectionRefusedError("too many connections that are not open yet")
-        self._opening.add(protocol)
-
     def opened(self, protocol: BoundedProtocol) -> ApiError | None:
-        """Adds an open connection, if need be by closing another; returns the error if there is no room."""
-        self._opening.discard(protocol)
+        """Adds an open connection, if need be by closing another; returns the error if there is no room.
+
+        One with TLS is added before its handshake, and once more after it.
+        """
+        self.closed(protocol)
         if self._refusing:
             return shutting_down()
         if len(self._open) >= self.limit:
@@ -101,6 +95,39 @@ class ConnectionLimit:
             protocol.transport.abort()
 
 
+class Handshake(asyncio.Protocol):
+    """A connection in its TLS handshake, which waits for its client like any other; then `BoundedProtocol` goes on.
+
+    With a certificate of its own, a server of the event loop would tell of a connection only after its handshake, so
+    that those without one could neither be counted nor closed.
+    """
+
+    def __init__(self, *, limit: ConnectionLimit, context: ssl.SSLContext, **options: Any) -> None:
+        self._http, self._limit, self._context = BoundedProtocol(limit=limit, **options), limit, context
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._socket = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        self._socket.setblocking(False)
+        transport.abort()  # reads nothing and closes its own descriptor, not the connection
+        if self._limit.opened(self._http) is not None:
+            self._socket.close()
+            return
+        self._http.transport = self  # type: ignore[assignment]  # until there is one
+        self._task = self._http.loop.create_task(self._shake())
+
+    async def _shake(self) -> None:
+        try:
+            await self._http.loop.connect_accepted_socket(
+                lambda: self._http, self._socket, ssl=self._context, ssl_handshake_timeout=HEAD_SECONDS
+            )
+        except OSError:  # no TLS, too late, or gone
+            self._limit.closed(self._http)
+
+    def abort(self) -> None:
+        with suppress(OSError):  # it may be gone
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. Errors below the routes have the same JSON format as theirs."""
 
@@ -113,7 +140,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_message = self._in_body = False
         self._fault: ApiError | None = None  # found in the message that the parser reads
         self._refusal: ApiError | None = None  # sent once the requests before it are answered
-        limit.accepted(self)
 
     # --- asyncio's hooks --------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from fastapi import FastAPI
 
 from serve.errors import ApiError, Refusal, shutting_down, worker_lost
 from serve.litserve_adapter import WorkerProcess, launch
-from serve.protocol import ACCEPTED_AT_ONCE, BoundedProtocol, ConnectionLimit, connection_limit
+from serve.protocol import ACCEPTED_AT_ONCE, BoundedProtocol, ConnectionLimit, Handshake, connection_limit
 from serve.worker_client import WorkerClient
 
 log = logging.getLogger(__name__)
@@ -132,6 +132,9 @@ class Server:
             **tls,
         )
         config.load()  # raises here if the certificate cannot be used
+        if config.ssl is not None:
+            config.http_protocol_class = partial(Handshake, limit=self._connections, context=config.ssl)  # type: ignore[assignment]
+            config.ssl = None
         self._uvicorn = uvicorn.Server(config)
         self._http_thread = threading.Thread(target=self._serve_http, args=(sockets,), name="http")
         self._http_thread.start()

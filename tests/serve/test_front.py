@@ -1,5 +1,6 @@
 """The server's outside: half requests, signals to the group, TLS, names, logs, and what it refuses to start with."""
 
+import contextlib
 import json
 import os
 import re
@@ -253,22 +254,13 @@ def test_curl_may_offer_http_2(server: Any, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def secured(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
+def secured(start: Callable[..., Any], certificate: Path) -> Any:
     """A server with a certificate, names, an access log and a model name of its own."""
-    folder = tmp_path_factory.mktemp("tls")
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"),
-            *("-addext", "subjectAltName=DNS:localhost", "-keyout", folder / "key.pem", "-out", folder / "cert.pem"),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    files = ["--ssl-certfile", str(folder / "cert.pem"), "--ssl-keyfile", str(folder / "key.pem")]
+    files = ["--ssl-certfile", str(certificate / "cert.pem"), "--ssl-keyfile", str(certificate / "key.pem")]
     names = ["--host", "localhost", "--served-model-name", "adder", "--allowed-host", "a.example, b.example"]
     server = start(*files, *names, "--cors-origin", "https://page.example", "--access-log", api_key="secret-2")
     server.address = f"https://localhost:{server.port}"
-    server.context = ssl.create_default_context(cafile=folder / "cert.pem")
+    server.context = ssl.create_default_context(cafile=certificate / "cert.pem")
     return server
 
 
@@ -279,6 +271,16 @@ def test_it_speaks_tls_under_the_names_that_it_was_given(secured: Any) -> None:
     for host, status in (("a.example", 200), ("B.example:443", 200), ("c.example", 403)):
         assert secured.call("GET", "/v1/models", headers={"Host": host})[0] == status
     assert f"https://localhost:{secured.port}" in secured.log
+
+
+def test_connections_without_a_handshake_keep_nobody_out(secured: Any) -> None:
+    """More than there is room for, at once; and their sockets are given back."""
+    with contextlib.ExitStack() as silent:
+        for _ in range(1100):
+            silent.enter_context(socket.create_connection(("127.0.0.1", secured.port), timeout=60))
+        assert secured.call("GET", "/v1/models")[0] == 200
+    wait_until(lambda: psutil.Process(secured.process.pid).num_fds() < 200)
+    assert secured.call("GET", "/v1/models")[0] == 200
 
 
 def test_pages_that_may_use_the_server_can_read_what_it_says(secured: Any) -> None:

@@ -4,17 +4,20 @@ import asyncio
 import contextlib
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
+import uvloop
 
 import serve.protocol as protocol
-from serve.protocol import BoundedProtocol, ConnectionLimit
+from serve.protocol import BoundedProtocol, ConnectionLimit, Handshake
 
 LIMIT = 4
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
@@ -56,18 +59,28 @@ async def _app(scope: Any, receive: Any, send: Any) -> None:
 
 
 @contextlib.contextmanager
-def _listening(places: int) -> Iterator[Callable[[], socket.socket]]:
-    """Opens connections to a server."""
+def _listening(
+    places: int, context: ssl.SSLContext | None = None, loop: Callable[[], Any] = asyncio.new_event_loop
+) -> Iterator[Callable[[], socket.socket]]:
+    """Opens connections to a server, which speaks TLS where it has a context."""
+    limit = ConnectionLimit(places)
     config = uvicorn.Config(
         _app,
         lifespan="off",
         ws="none",
         log_config=None,
         backlog=protocol.ACCEPTED_AT_ONCE,
-        http=partial(BoundedProtocol, limit=ConnectionLimit(places)),
+        http=partial(BoundedProtocol, limit=limit)
+        if context is None
+        else partial(Handshake, limit=limit, context=context),
     )
     server, listener = uvicorn.Server(config), socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
+
+    def serve() -> None:
+        with asyncio.Runner(loop_factory=loop) as runner:
+            runner.run(server.serve([listener]))
+
+    thread = threading.Thread(target=serve)
     address = listener.getsockname()
     thread.start()
     opened: list[socket.socket] = []
@@ -212,6 +225,73 @@ def test_requests_ahead_of_their_answers_are_few(listen: Any) -> None:
     assert _all(few).count(b"HTTP/1.1 200") == 5
     many.sendall((b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n") * 1000)
     assert _all(many) == b""
+
+
+# --- TLS --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def secured(
+    request: pytest.FixtureRequest, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Callable[[], socket.socket], ssl.SSLContext]]:
+    """Opens connections to a server with four places and a certificate, without their handshake; the client's side."""
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 2.0)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
+    with _listening(LIMIT, context, request.param) as connect:
+        yield connect, ssl.create_default_context(cafile=certificate / "cert.pem")
+
+
+def _get_securely(connection: socket.socket, client: ssl.SSLContext) -> bytes:
+    with client.wrap_socket(connection, server_hostname="localhost") as secure:
+        return _get(secure)
+
+
+HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # the beginning of a client's first message
+SILENT: dict[str, Callable[[socket.socket], Any]] = {
+    "nothing": lambda connection: None,
+    "half a hello": lambda connection: connection.sendall(HELLO),
+    "no TLS": lambda connection: connection.sendall(GET + b"\r\n"),
+    "gone": lambda connection: connection.close(),
+    "half closed": lambda connection: connection.shutdown(socket.SHUT_WR),
+}
+
+
+@pytest.mark.parametrize("does", SILENT)
+def test_handshakes_that_do_not_come_keep_nobody_out(secured: Any, does: str) -> None:
+    connect, client = secured
+    silent = [connect() for _ in range(5 * LIMIT)]
+    for connection in silent:
+        with contextlib.suppress(ConnectionError):
+            SILENT[does](connection)
+    for _ in range(2 * LIMIT):
+        assert _get_securely(connect(), client).endswith(b"ok")
+    for connection in silent:
+        if connection.fileno() >= 0:
+            assert b"HTTP" not in _all(connection)  # the server closes it in the time for a head
+
+
+def test_a_request_that_comes_with_the_end_of_its_handshake_is_answered(secured: Any) -> None:
+    connect, client = secured
+    for _ in range(20):
+        incoming, outgoing, connection = ssl.MemoryBIO(), ssl.MemoryBIO(), connect()
+        secure = client.wrap_bio(incoming, outgoing, server_hostname="localhost")
+        while True:
+            try:
+                secure.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                connection.sendall(outgoing.read())
+                incoming.write(connection.recv(1 << 16))
+        secure.write(LAST)
+        connection.sendall(outgoing.read())
+        answer = b""
+        while not answer.endswith(b"\r\n\r\n"):
+            try:
+                answer += secure.read(1 << 16)
+            except ssl.SSLWantReadError:
+                incoming.write(connection.recv(1 << 16))
+        assert answer.startswith(b"HTTP/1.1 200")
 
 
 ECHO = b"POST /echo HTTP/1.1\r\nHost: localhost\r\n"
