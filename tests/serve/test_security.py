@@ -1,12 +1,14 @@
 """The boundaries of SECURITY.md, walked one by one: what is not trusted runs nothing and learns nothing."""
 
 import ast
+import asyncio
 import base64
 import json
 import pickle
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,9 @@ from grpo_pl.policy.trained import find_model
 from grpo_pl.rewards import MathReward
 from grpo_pl.rewards.base import MissingColumn
 from serve.generate_worker import GenerateWorker
+from serve.middleware import Guard
 from serve.score_worker import ScoreWorker
+from serve.settings import ServeSettings
 from tests.serve.conftest import SECRETS, altered
 
 ROOT = Path(__file__).parents[2]
@@ -363,3 +367,32 @@ def test_the_page_names_what_holds_each_boundary() -> None:
     assert [name for name in (*shown, *files) if name not in page] == []
     assert all((ROOT / file).is_file() for file in files)
     assert MathReward.__name__ not in page  # what loads by itself is listed in one place
+
+
+COOKIES = {
+    "quotes": 'grpo_pl_1="' + '\\"' * 30_000 + '"',
+    "octal": 'a="' + "\\012" * 15_000 + '"',
+    "backslashes": 'a="' + "\\" * 60_000 + '"',
+    "names": "a=1;" * 15_000,
+    "signs": "=" * 60_000,
+}
+
+
+@pytest.mark.parametrize("cookie", COOKIES.values(), ids=COOKIES)
+def test_a_large_cookie_costs_next_to_nothing_before_the_key_is_checked(cookie: str) -> None:
+    guard = Guard(_no_app, settings=ServeSettings(model=Path("x"), api_key="k"), port=1, observe=lambda *_: None)
+    headers = [(b"host", b"localhost"), (b"cookie", cookie.encode())]
+    scope = {"type": "http", "method": "GET", "path": "/v1/models", "headers": headers, "scheme": "http"}
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    began = time.process_time()
+    asyncio.run(guard(scope, _no_app, send))
+    assert time.process_time() - began < 0.5
+    assert sent[0]["status"] == 401
+
+
+async def _no_app(*_: Any) -> Any:
+    raise AssertionError("nothing is handed on")
