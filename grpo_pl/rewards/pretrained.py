@@ -146,7 +146,8 @@ def offline_without_network() -> bool:
 
 def load_pretrained(kind: Any, source: str, *, head: str = "", **options: Any) -> Any:
     """``kind.from_pretrained``, but no weight is left at random: a tensor that is missing or has another shape is
-    refused. One that the model has no place for is refused in an export of ours, and else named in a warning.
+    refused. One that the model has no place for is refused in an export of ours, and else named in a warning. What is
+    loaded stays as it is, whatever happens to the files afterwards.
 
     Args:
         kind: a class of transformers, such as ``AutoModelForCausalLM``.
@@ -204,6 +205,9 @@ def _loaded(kind: Any, source: str, head: str, options: Mapping[str, Any]) -> tu
             )
         except RuntimeError as error:  # it may speak of "the above report"
             raise ValueError(" ".join([str(error), *report])) from error
+        for tensor in (*model.parameters(), *model.buffers()):  # one by one: two of them, not two models, are in memory
+            if tensor.device.type == "cpu":  # maybe a part of the mapped file, which others may overwrite or cut
+                tensor.data = tensor.data.clone()
     name, missing, unexpected = type(model).__name__, set(found["missing_keys"]), set(found["unexpected_keys"])
     is_causal = bool(head) and any(a.endswith(("ForCausalLM", "LMHeadModel")) for a in model.config.architectures or ())
     new = {tensor for tensor in missing if is_causal and tensor.startswith(f"{head}.")}

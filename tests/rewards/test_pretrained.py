@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from huggingface_hub import constants
@@ -345,3 +346,46 @@ def test_behind_a_proxy_nothing_is_looked_up(monkeypatch: pytest.MonkeyPatch) ->
     offline_without_network.cache_clear()
     assert not offline_without_network() and not constants.HF_HUB_OFFLINE
     offline_without_network.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "saving"),
+    [
+        ("tied", {}, {}),
+        ("apart", {"dtype": "auto"}, {"max_shard_size": "20KB"}),
+        ("apart", {"dtype": torch.bfloat16}, {}),
+        ("head", {}, {}),
+        ("adapter", {}, {}),
+    ],
+)
+def test_a_loaded_model_stays_as_it_is_whatever_becomes_of_its_files(
+    kind: str, options: dict[str, Any], saving: dict[str, Any], tmp_path: Path
+) -> None:
+    sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    config = Qwen2Config(**sizes, num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=kind == "tied")
+    model = (Qwen2ForSequenceClassification if kind == "head" else Qwen2ForCausalLM)(config)
+    model.config.pad_token_id = 0
+    folder = tmp_path / "model"
+    model.save_pretrained(folder, **saving)
+    if kind == "adapter":
+        peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
+        config_file = tmp_path / "adapter" / "adapter_config.json"
+        told = json.loads(config_file.read_text()) | {"base_model_name_or_path": str(folder)}
+        config_file.write_text(json.dumps(told))
+    source = tmp_path / "adapter" if kind == "adapter" else folder
+    of = AutoModelForSequenceClassification if kind == "head" else AutoModelForCausalLM
+    loaded = load_pretrained(of, str(source), **options).eval()
+    before = {name: tensor.clone() for name, tensor in loaded.state_dict().items()}
+    files = sorted(tmp_path.rglob("*.safetensors"))
+    assert len(files) - (kind == "adapter") == 1 if not saving else len(files) > 2
+    for file in files:  # first of all: a model that is mapped would end this process with the next step
+        with file.open("r+b") as stream:
+            stream.seek(8 + int.from_bytes(stream.read(8), "little"))
+            stream.write(b"\x3f" * (file.stat().st_size - stream.tell()))
+    for name, tensor in loaded.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+    for file in files:
+        os.truncate(file, 0)
+    assert loaded(torch.tensor([[1, 2, 3]])).logits.isfinite().all()
+    if kind == "tied":
+        assert loaded.lm_head.weight is loaded.model.embed_tokens.weight

@@ -110,6 +110,21 @@ def test_a_stream_ends_under_the_weights_it_began_with(server: Any, export: Path
     wait_until(lambda: len(server.call("GET", "/v1/weights")[1]["held"]) == 1)
 
 
+def test_loaded_weights_stay_as_they_are_whatever_becomes_of_their_file(
+    server: Any, export: Path, exports: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(exports["b"], tmp_path / "copy")
+    assert _change(server, folder)[0] == 200
+    before = _says(server), _prompt_logprobs(server)
+    file = folder / "model.safetensors"
+    with file.open("r+b") as stream:
+        stream.write((exports["c"] / "model.safetensors").read_bytes())
+    assert (_says(server), _prompt_logprobs(server)) == before
+    os.truncate(file, 0)
+    assert (_says(server), _prompt_logprobs(server)) == before
+    assert _change(server, export)[0] == 200
+
+
 def test_every_route_that_draws_names_the_version(server: Any) -> None:
     version = server.call("GET", "/v1/weights")[1]["id"]
     asked: dict[str, dict[str, Any]] = {
