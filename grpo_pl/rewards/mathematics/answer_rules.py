@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from grpo_pl.rewards.completion_text import has_balanced_braces
 from grpo_pl.rewards.mathematics import notation, units
 from grpo_pl.rewards.mathematics.canonical import canonical, has_compatibility_markup, has_control_characters, oversize
-from grpo_pl.rewards.mathematics.words import as_words, is_equation, split_name
+from grpo_pl.rewards.mathematics.words import as_words, is_equation, same_words, split_name, turns
 from grpo_pl.rewards.mathematics.written_numbers import (
     Number,
     is_worked_out,
@@ -21,8 +20,10 @@ from grpo_pl.rewards.mathematics.written_numbers import (
 )
 from grpo_pl.rewards.sandbox.pool import Verdict
 
-LIST, TUPLE, SET = "\1", "\2", "\3"
-"""Marks between the items of lists for the worker; answers that hold control characters do not get there."""
+LIST, TUPLE, SET, NEAR, WHERE = "\1", "\2", "\3", "\4", "\5"
+"""Marks for the worker between the items of lists, and before an approximation or a condition; answers that hold
+control characters do not get there."""
+ANY_INTEGER = "n_{integer}"
 _NOT_A_NUMBER = re.compile(r"\s*(?:\\text\s*\{\s*nan\s*\}|nan)\s*", re.IGNORECASE)
 _NUMBER_AS_TEXT = re.compile(r"\\text\s*\{\s*([-+]?[\d.,/]+)\s*\}")
 _INNER_UNIT = re.compile(r"(?<=[\d}])\s*\\text\s*\{([^{}]*)\}(?:\s*\^\s*\{?[23]\}?)?")
@@ -33,6 +34,7 @@ _CHOICE = re.compile(
     r"(?:\\text\s*\{\s*)?(?:\(\s*([A-J])\s*\)|([A-J])[).:])\s*+\}?+\s*+"
     r"(?![-+*/^_=<>,;:!|]|\\(?:cdot|times|div|pm|le|ge|ne|cup|cap|in|to|land|lor)(?![a-zA-Z]))(\S.*)"
 )
+_OPTION = re.compile(r"^(?:\\text\s*\{\s*)?(?:option|choice|answer)\s*:?\s*\}?\s*\(?([A-J])\)?\s*\}?$", re.IGNORECASE)
 _LONG_DECIMAL = re.compile(r"-?\d*\.\d{6,}")
 _IRRATIONAL = re.compile(
     r"-?\s*(?:\d+\s*)?(?:\\sqrt\s*(?:\[\d\]\s*)?(?:\{\d+\}|\d)|\\pi)(?:\s*/\s*\d+)?"
@@ -41,8 +43,9 @@ _IRRATIONAL = re.compile(
 """Numbers without a last digit: a root or a multiple of π, which needs no more work where a decimal is asked for."""
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))")
 _PERIODIC = re.compile(r"(\d*\.\d*)\\overline\s*\{(\d+)\}")
-_NEARBY = Fraction(1, 20)
-"""Largest relative error of the approximation that an answer adds to its exact value (``exact ≈ approximation``)."""
+_SCALAR = re.compile(r"[+-]?\s*(?:\d+(?:/\d+)?|\\frac\s*\{-?\d+\}\s*\{\d+\})\s*(?:\\cdot|\\times)?\s*(?=\(?\\begin)")
+_LETTERS = re.compile(r"\s*[A-J](?:[\s,]*[A-J])+\s*")
+_HALF_OF_DAY = re.compile(r"(.*\d)\s*\\text\s*\{\s*([ap])\.?\s*m\.?\s*\}", re.IGNORECASE)
 _NOTATIONS: dict[Callable[[str], object | None], bool] = {
     notation.sets: False,
     notation.points: True,
@@ -50,6 +53,7 @@ _NOTATIONS: dict[Callable[[str], object | None], bool] = {
     notation.chain: False,
 }
 """Reads what a notation says -> whether sides that say different things are wrong, without asking math-verify."""
+_OK = Verdict("ok")
 _UNREADABLE = ("cannot be parsed", "not equal to itself", "cannot be compared")
 
 
@@ -61,6 +65,8 @@ class Job:
     answer: str
     repeated: bool = False
     """The answer has the same symbols as the gold one; the worker only checks that they have a meaning."""
+    beside: str = ""
+    """An approximation or a condition that the answer adds, with its mark."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +138,7 @@ class AnswerRules:
             return verdict
         plain_numbers = is_worked_out(job.gold) and re.search(r"\d", job.gold)
         exact = _LONG_DECIMAL.fullmatch(job.gold) and _IRRATIONAL.fullmatch(job.answer)
-        undone = plain_numbers and not exact and not is_worked_out(job.answer)
+        undone = plain_numbers and not exact and not is_worked_out(_SCALAR.sub("", job.answer))
         if undone or notation.leaves_work(job.gold, job.answer):
             return Verdict("wrong", "not worked out")
         return verdict
@@ -161,9 +167,21 @@ class AnswerRules:
             return verdict
         if choice := self._compare_choices(gold, answer):
             return choice
+        beside = ""
         (gold, _), (answer, near) = notation.exact_side(gold), notation.exact_side(answer)
-        if near and not self._is_near(answer, near):
-            return Verdict("wrong", "no approximation")
+        if near:
+            beside = NEAR + units.split_unit(near)[0]
+        gold, answer = notation.general_solutions(gold, answer, ANY_INTEGER)
+        (value, condition), (_, of_gold) = notation.split_condition(answer), notation.split_condition(gold)
+        if condition and not of_gold and not _RELATION.search(gold):
+            answer, beside = value, WHERE + condition + beside
+        verdict = self._compare_values(gold, answer)
+        if beside and verdict == _OK:
+            verdict = Job(self._for_worker(gold), self._for_worker(answer))
+        return replace(verdict, beside=beside, repeated=False) if beside and isinstance(verdict, Job) else verdict
+
+    def _compare_values(self, gold: str, answer: str) -> Verdict | Job:
+        """As `_compare`, without what an answer adds to its value."""
         if _CONDITION.search(gold + answer):
             return self._compare_conditions(gold, answer)
         if is_equation(answer) and "=" not in gold:
@@ -171,11 +189,18 @@ class AnswerRules:
         (gold_name, gold), (name, answer) = self._without_names(gold, answer)
         if gold_name and name and gold_name != name:
             return Verdict("wrong", f"{name} where {gold_name} was asked for")
-        if (gold_name or name) and notation.symbols(gold) == notation.symbols(answer):
+        if (amounts := self._compare_amounts(gold, answer)) is not None:
+            return amounts
+        gold, answer = self._in_one_form(gold, answer)
+        if notation.symbols(gold) == notation.symbols(answer):
             return self._repeated(gold)
-        if r"\text" in gold and units.in_one_spelling(gold) == units.in_one_spelling(answer):
-            return self._repeated(gold)  # 1 hour 30 minutes
         (gold, gold_unit), (answer, unit) = units.split_unit(gold), units.split_unit(answer)
+        if "degree" in (gold_unit, unit) and {gold_unit, unit} <= {"degree", "rad", ""} and r"\pi" in gold + answer:
+            gold, answer = (
+                rf"\frac{{{side}\pi}}{{180}}" if name == "degree" and r"\pi" not in side else side
+                for side, name in ((gold, gold_unit), (answer, unit))
+            )
+            gold_unit = unit = ""
         if gold_unit and unit and not units.same_unit(gold_unit, unit):
             return Verdict("wrong", f"unit {unit}, expected {gold_unit}")
         if not gold_unit and not units.is_known(unit):
@@ -187,18 +212,70 @@ class AnswerRules:
             gold, answer = aligned
             if not answer:
                 return Verdict("wrong", "other names")
-        elif (named := _MEMBERS.fullmatch(answer)) and not _MEMBERS.fullmatch(gold) and "=" not in gold + named[3]:
+        elif (named := _MEMBERS.fullmatch(answer)) and not _MEMBERS.fullmatch(gold) and "=" not in named[3]:
             answer = named[3]
         verdict = self._compare_text(gold, answer) or self._objection(gold, answer)
+        if not verdict and sum(map(self._are_conditions, (gold, answer))) == 1 and r"\cup" in gold + answer:
+            return Job(self._for_worker(gold), self._for_worker(answer))
         return verdict or self._compare_lists(gold, answer) or Job(self._for_worker(gold), self._for_worker(answer))
+
+    @staticmethod
+    def _are_conditions(side: str) -> bool:
+        parts = notation.split_top(side)
+        return len(parts) > 1 and all(map(_RELATION.search, parts))
+
+    def _compare_amounts(self, gold: str, answer: str) -> Verdict | None:
+        r"""The verdict on amounts in a row, each with what it counts, such as ``2\text{ hours }30\text{ minutes}``;
+        with commas between them on both sides they are a list without order. ``None`` for anything else."""
+        (golds, gold_listed), (answers, listed) = units.amounts(gold), units.amounts(answer)
+        if (not golds and (listed or not answers)) or (not answers and gold_listed):
+            return None
+        left = list(answers)
+        for number, unit in golds:
+            right = [
+                (n, u)
+                for n, u in (left if gold_listed and listed else left[:1])
+                if (u == unit or (u and unit and units.same_unit(unit, u)))
+                and self._same_number(self._number(number), self._number(n))
+            ]
+            if not right:
+                return Verdict("wrong", "other amounts")
+            left.remove(right[0])
+        return Verdict("wrong", "further amounts") if left else _OK
+
+    def _in_one_form(self, gold: str, answer: str) -> tuple[str, str]:
+        """Both sides with what may be written in several ways, as the other side shows, written in one: numbers with
+        spaces between, the parts of a question, vectors, unions, and rows with dots."""
+        parts = [notation.parts(side) for side in (gold, answer)]
+        if any(parts):
+            lists = (part or notation.read_list(side)[1] for part, side in zip(parts, (gold, answer), strict=True))
+            gold, answer = (f"({', '.join(items)})" if len(items) > 1 else items[0] for items in lists)
+        gold, answer = (notation.without_dots(notation.with_commas(side)) for side in (gold, answer))
+        if r"\cup" in gold and r"\cup" not in answer:
+            answer = notation.as_union(answer)
+        vectors = [notation.as_tuple(side) for side in (gold, answer)]
+        matrices = [r"\begin" in side for side in (gold, answer)]
+        if any(vectors) and matrices != [True, True]:
+            kinds = [notation.read_list(side)[0] for side in (gold, answer)]
+            are_tuples = all(vector or kind == "()" for vector, kind in zip(vectors, kinds, strict=True))
+            if are_tuples and (any(matrices) or "" in kinds):
+                gold, answer = (vector or side for vector, side in zip(vectors, (gold, answer), strict=True))
+        return gold, answer
 
     def _compare_choices(self, gold: str, answer: str) -> Verdict | Job | None:
         """The verdict where one side is a choice with its text, ``(C) 7``, and the other the letter, or both are;
         ``None`` for anything else."""
+        letters = [re.sub("[^A-J]", "", side) if _LETTERS.fullmatch(side) else "" for side in (gold, answer)]
+        if all(letters) and "," in gold + answer and all(len({*side}) == len(side) for side in letters):
+            return Verdict("ok" if sorted(letters[0]) == sorted(letters[1]) else "wrong")  # AC for A, C
+        named = any(map(_OPTION.search, (gold, answer)))
+        gold, answer = (_OPTION.sub(lambda option: option[1].upper(), side) for side in (gold, answer))
         choices = [_read_choice(side) for side in (gold, answer)]
+        if choices[1] and not choices[0] and self._number(gold) is not None:
+            return self._compare(gold, choices[1][1])  # (D) 5 where 5 was asked for
         sides = zip(choices, (gold, answer), strict=True)
         letters = [choice[0] if choice else as_words(side) or side for choice, side in sides]
-        if not any(choices) or not all(re.fullmatch("[A-J]", letter) for letter in letters):
+        if not (named or any(choices)) or not all(re.fullmatch("[A-J]", letter) for letter in letters):
             return None
         if letters[0] != letters[1]:
             return Verdict("wrong", "another choice")
@@ -223,6 +300,11 @@ class AnswerRules:
         of_gold, of_answer = split_name(gold), split_name(answer)
         if of_gold[0] and of_answer[0]:
             # other letters, and y for f(x), are for the worker
+            functions = [re.fullmatch(r"([A-Za-z])\(([a-z])\)", name) for name, _ in (of_gold, of_answer)]
+            if (ours := functions[0]) and (theirs := functions[1]) and ours[1] == theirs[1]:
+                value = of_answer[1]  # f(t)=2t for f(x)=2x
+                if ours[2] != theirs[2] and notation.renamed(value, ours[2], "") == value:
+                    return of_gold, (of_gold[0], notation.renamed(value, theirs[2], ours[2]))
             plain = all(re.fullmatch(r"[A-Za-z](?:\([a-z]\))?", name) for name, _ in (of_gold, of_answer))
             return (("", gold), ("", answer)) if plain and of_gold[0] != of_answer[0] else (of_gold, of_answer)
         if (of_gold[0] and "=" in answer) or (of_answer[0] and "=" in gold):
@@ -285,7 +367,9 @@ class AnswerRules:
         if notation.is_date(gold):
             return Verdict("wrong", "another date")
         if ":" in answer and (time := notation.clock(gold)):
-            return Verdict("ok") if time == notation.clock(answer) else Verdict("wrong", "another time")
+            half = _HALF_OF_DAY.fullmatch(answer)
+            same = time == notation.clock(half[1].strip() if half else answer)
+            return Verdict("ok") if same else Verdict("wrong", "another time")
         formula = notation.chemical_formula(gold) if r"\text" in gold + answer else None
         if formula is not None and formula == notation.chemical_formula(answer):
             return Verdict("ok")
@@ -301,14 +385,6 @@ class AnswerRules:
                 return Verdict("ok")  # an answer may leave out any base
             return Verdict("wrong", "another number or base")
         return None
-
-    def _is_near(self, exact: str, near: str) -> bool:
-        r"""True if ``exact \approx near`` is consistent: ``near`` is a number, and within ``_NEARBY`` of ``exact``
-        where that is a written-out number."""
-        value, rounded = self._number(exact.rpartition("=")[2].strip()), self._number(units.split_unit(near)[0])
-        if rounded is None:
-            return False
-        return value is None or abs(value.value - rounded.value) <= _NEARBY * abs(value.value)
 
     def _objection(self, gold: str, answer: str) -> Verdict | None:
         """The verdict on an answer that cannot be right, whatever its value; else ``None``."""
@@ -326,7 +402,8 @@ class AnswerRules:
         """The verdict on written-out numbers and on words; ``None`` if algebra is needed."""
         gold_number, number = self._number(gold), self._number(answer)
         gold_pointed, pointed = (self._number(notation.decimal_comma(side) or "") for side in (gold, answer))
-        if self._same_number(gold_pointed, pointed or number):
+        either = pointed or (number if notation.is_decimal_comma(gold) else None)
+        if self._same_number(gold_pointed, either):
             return Verdict("ok")
         if gold_number is not None and number is not None:
             return Verdict("ok" if self._same_number(gold_number, number) else "wrong")
@@ -336,14 +413,15 @@ class AnswerRules:
         if gold_words is not None:
             if number is not None and (named := number_in_words(gold_words)):
                 return Verdict("ok" if self._same_number(named, number) else "wrong")
-            same = gold_words == (answer.strip() if words is None else words)
+            same = gold_words == answer.strip() if words is None else same_words(gold_words, words)
             if not same and words is not None and not self.ordered:
                 same = sorted(map(str.strip, gold_words.split(","))) == sorted(map(str.strip, words.split(",")))
             if not same and words is None and len(gold_words) == 1:
                 return None
             return Verdict("ok" if same else "wrong")
         if gold_number is None:
-            return None
+            several = number is not None and self._is_number_list(gold) and notation.read_list(gold)[0] != "{}"
+            return Verdict("wrong", "one number where several were asked for") if several else None
         if words is not None:
             right = self._same_number(gold_number, number_in_words(words))
             return Verdict("ok") if right else Verdict("wrong", "words where a number was asked for")
@@ -384,7 +462,9 @@ def _as_fraction(decimal: re.Match[str]) -> str:
 def _read_choice(side: str) -> tuple[str, str] | None:
     r"""``(letter, text)`` of a choice with a number or formula behind it, such as ``(C) 7`` and ``\text{C. } x+1``."""
     match = _CHOICE.fullmatch(side)
-    if match is None or r"\text" in match[3] or not re.search(r"\d", match[3]) or re.search(r"\([A-J]\)", match[3]):
+    if match is None or re.search(r"[A-J][).]", match[3]) or not re.search(r"\d|[^\W\d_]{2}", match[3]):
+        return None
+    if turns(re.sub(r"[^\w']+", " ", match[3])):
         return None
     return match[1] or match[2], match[3]
 

@@ -16,11 +16,13 @@ _BARE = re.compile(
 """A box without braces, around what is surely all of its content: ``\\boxed 5/7`` is none."""
 _GAP = r"(?:[\s$]|\\[()\[\],;:!]|\\q?quad(?![a-zA-Z])|~)*"
 _NAME = r"(?:[A-Za-z]|\\[a-z]+)(?:_(?:\{\w+\}|\w))?"
+_LABEL = r"(?<![\w\\])(?:\\text\s*\{\s*)?\(?(?P<label>[a-h]|i{1,3}|iv|v)\)[:.]?(?:\s*\})?"
 _BETWEEN = re.compile(
     rf"{_GAP}(?:(?P<noun>(?!(?:\\text\s*\{{)?[\s,]*(?:and|or)\b)(?:[a-z]{{2,}}|\\text\s*\{{[^{{}}]{{1,20}}\}})){_GAP})?"
     rf"(?:(?P<comma>[,;]){_GAP})?(?:(?:\\text\s*\{{\s*,?\s*)?(?P<word>and|or)(?:\s*\}})?{_GAP})?"
-    rf"(?:(?P<name>{_NAME}){_GAP}={_GAP})?"
+    rf"(?:{_LABEL}{_GAP})?(?:(?P<name>{_NAME}){_GAP}={_GAP})?"
 )
+_LABEL_BEFORE = re.compile(rf"{_LABEL}{_GAP}(?:{_NAME}{_GAP}={_GAP})?$")
 _NAME_BEFORE = re.compile(rf"(?<![A-Za-z\\^])({_NAME}){_GAP}={_GAP}$")
 _PERCENT = re.compile(rf"{_GAP}(?:\\text\s*\{{\s*)?(?:\\?%|per ?cent(?:age)?(?![a-zA-Z])|pct(?![a-zA-Z]))")
 _FARTHEST = 60
@@ -57,16 +59,26 @@ def boxed_answer(text: str, *, adjacent: bool = False) -> Boxed | None:
     # of boxes in a box the outermost counts
     boxes = [box for box in closed if not any(start < box[1] and box[2] < end for _, start, end in closed)]
     first, _, end = boxes[-1]
-    parts, words, names = [last], list[str](), list[str]()
+    parts, words, names, labels = [last], list[str](), list[str](), list[str]()
     for begin, start, stop in reversed(boxes[:-1]):
         match = _joins(text[stop:first], adjacent)
         part = text[start : stop - 1]
         if match is None or not (parts[0].strip() and part.strip()):
             break
+        if bool(match["label"]) != (len(labels) == len(words)):
+            break
+        if match["label"]:
+            labels.insert(0, match["label"])
         parts.insert(0, part)
         words.insert(0, match["word"] or "")
         names.insert(0, match["name"])
         first = begin
+    if labels and (begin := _LABEL_BEFORE.search(text, max(first - _FARTHEST, 0), first)):
+        named = zip([begin["label"], *labels], parts, strict=True)  # (a) \boxed{3} (b) \boxed{5}
+        answer = " ".join(f"({label}) {part}" for label, part in named)
+        return Boxed(answer, (text[:first] + text[end:]).strip(), percent=False)
+    if labels:
+        parts, words, first = [last], [], boxes[-1][0]
     if len(parts) > 1 and all(names) and (before := _NAME_BEFORE.search(text, max(first - _FARTHEST, 0), first)):
         parts = [f"{name}={part}" for name, part in zip([before[1], *names], parts, strict=True)]
     links = [rf" \text{{ {word} }} " if word else ", " for word in words]
@@ -77,7 +89,8 @@ def boxed_answer(text: str, *, adjacent: bool = False) -> Boxed | None:
 def _joins(between: str, adjacent: bool) -> re.Match[str] | None:
     """The match of the text between two boxes if it makes one answer of them."""
     match = _BETWEEN.fullmatch(between) if len(between) <= _FARTHEST else None
-    if match is None or not (match["comma"] or match["word"] or (adjacent and not between.strip())):
+    joined = match is not None and (match["comma"] or match["word"] or match["label"])
+    if match is None or not (joined or (adjacent and not between.strip())):
         return None
     noun = (match["noun"] or "").removeprefix(r"\text").strip("{} \t.,")
     return match if not noun or is_noun(noun) else None

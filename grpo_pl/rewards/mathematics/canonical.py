@@ -2,10 +2,11 @@ r"""One spelling for answers that differ in typography only, and answers that ar
 
 from __future__ import annotations
 
+import html
 import re
 import unicodedata
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from grpo_pl.rewards.completion_text import BRACES
@@ -46,6 +47,7 @@ def has_control_characters(text: str) -> bool:
 
 CURRENCIES = {
     "€": "euro", "£": "sterling", "¥": "yen", "₹": "rupee", "₽": "rouble", "₩": "won", "₪": "shekel", "฿": "baht",
+    "¢": "cent",
 }  # fmt: skip
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
@@ -60,16 +62,27 @@ _SYMBOLS = {
     "∈": r"\in ", "∅": r"\emptyset ", "⁄": "/", "，": ",", "′": "'", "’": "'", "⩽": r"\le ", "⩾": r"\ge ", "≦": r"\le ",
     "≧": r"\ge ", "∖": r"\setminus ", "∧": r"\land ", "∨": r"\lor ", "∠": r"\angle ", "△": r"\triangle ", "→": r"\to ",
     "≡": r"\equiv ", "∣": "|", "∗": "*", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}",
-    "ℂ": r"\mathbb{C}",
+    "ℂ": r"\mathbb{C}", "٫": ".", "٬": ",", "…": r"\ldots ", "⟨": r"\langle ", "⟩": r"\rangle ",
 }  # fmt: skip
 _GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda  nu xi  pi rho  sigma tau  phi chi psi omega"
 _SYMBOLS |= {chr(ord("α") + i): f"\\{name} " for i, name in enumerate(_GREEK.split(" ")) if name}
 _SYMBOLS |= {
     chr(ord("α") + i - 32): f"\\{name.title()} " for i, name in enumerate(_GREEK.split(" ")) if name[:5] in _CAPITALS
 }
+
+
+def _half_line(sign: str, end: str) -> str:
+    r"""The numbers above or below ``end`` as an interval: ``(2,\infty)`` for ``\mathbb{R}_{>2}``."""
+    closed = sign in (r"\ge", r"\le")
+    return f"{'(['[closed]}{end},\\infty)" if sign in (">", r"\ge") else f"(-\\infty,{end}{')]'[closed]}"
+
+
 _REWRITES: list[tuple[re.Pattern[str], Any]] = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
+        (r"(?<!\d)(\d{1,3}(?:'\d{3})++)(?![\d'])", lambda number: number[1].replace("'", "")),  # 1'000'000
+        (r"(?<![\d.,])(\d{1,3}(?:\.\d{3}){2,}+)(?![\d.]|,\d)", lambda number: number[1].replace(".", "")),  # 1.000.000
+        (r"(?<=\d)\{\}(?=\d)", ""),
         (r"\\(?:displaystyle|textstyle|left|right|middle|[bB]igg?[lrm]?|fbox|limits|nolimits)(?![a-zA-Z])", ""),
         (r"\\(?:[lr]?vert|mid)(?![a-zA-Z])", "|"),
         (r"\\abs\*?\s*\{((?:[^{}]|\{[^{}]*\})*)\}", r"|\1|"),
@@ -84,41 +97,60 @@ _REWRITES: list[tuple[re.Pattern[str], Any]] = [
         (r"(?<!\\)\](\s*[^\[\](),;\s][^\[\](),;]*)[,;]([^\[\](),;]+)\[", r"(\1,\2)"),  # ]0, 1[
         (r"(?<!\\)\[([^\[\](),;]+)[,;]([^\[\](),;]+)\[(?![^\[\]]*\])", r"[\1,\2)"),
         (r"(?<![\w)}\]\\])\]([^\[\](),;]+)[,;]([^\[\](),;]+)\]", r"(\1,\2]"),
-        (r"\\[dt]?binom\s*(\d)\s*(\d)", r"\\binom{\1}{\2}"),
         (r"(?:\{\})?[_^]\s*(?:\{(\d+)\}|(\d))\s*C\s*_\s*(?:\{(\d+)\}|(\d))", r"\\binom{\1\2}{\3\4}"),
-        (r"\^\s*(\\frac\s*(?:\{[^{}]*\}|\d)\s*(?:\{[^{}]*\}|\d))", r"^{\1}"),
         (
-            r"(?:\\langle(?![a-zA-Z])|⟨)((?:[^{}<>|⟨⟩,\\]|\\(?![lr]angle))*+,(?:[^{}<>|⟨⟩\\]|\\(?![lr]angle))*+)"
-            r"(?:\\rangle(?![a-zA-Z])|⟩)",
+            r"(?:\\langle(?![a-zA-Z])|^\s*<)((?:[^<>|,\\]|\\(?![lr]angle))++,(?:[^<>|\\]|\\(?![lr]angle))++)"
+            r"(?:\\rangle(?![a-zA-Z])|>)",
             r"(\1)",
         ),
+        (r"\^\s?(\\frac ?\{[^{}]*\} ?\{[^{}]*\})", r"^{\1}"),
+        (r"\^\s?\(([^()]*)\)", r"^{\1}"),
         (r"\\degree(?![a-zA-Z])", r"^\\circ"),
         (r"\\(vec|hat|bar|tilde|overline)\s+([A-Za-z])(?![A-Za-z])", r"\\\1{\2}"),
         (r"\\(?:mathrm|rm|mathit|text|operatorname)\s*(?:\{\s*([ei])\s*\}|\s([ei])(?![a-zA-Z]))", r"\1\2"),
         (r"\\mathrm([ei])(?![a-zA-Z])", r" \1"),
-        (r"\\(?:textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|mathit|mathsf|ce)(?=\s*\{)", r"\\text"),
+        (r"\\(?:text(?:bf|it|rm|sf|tt|normal)|emph|mbox|math(?:rm|bf|it|sf)|ce)(?=\s*\{)", r"\\text"),
         (r"\\([lg]e)q(?:slant|q)?(?![a-zA-Z])", r"\\\1"),
+        (r"<=", r"\\le "),
+        (r">=", r"\\ge "),
         (r"\\lt(?![a-zA-Z])", "<"),
         (r"\\gt(?![a-zA-Z])", ">"),
         (r"\\varnothing(?![a-zA-Z])|\\\{\s*\\\}", r"\\emptyset"),
         (r"\\lbrace(?![a-zA-Z])", r"\\{"),
         (r"\\rbrace(?![a-zA-Z])", r"\\}"),
         (r"\\(?:R|Reals|reals)(?![a-zA-Z])|\\mathbb\s*R(?![a-zA-Z])", r"\\mathbb{R}"),
+        (
+            r"\\mathbb\{R\} ?(?:_\{? ?(>|<|\\[gl]e) ?(-?[\d.]+) ?\}?|[\^_]\{?([+-])\}?)",
+            lambda half: _half_line(half[1] or {"+": ">", "-": "<"}[half[3]], half[2] or "0"),
+        ),
         (r"\\(?:backslash|smallsetminus)(?![a-zA-Z])", r"\\setminus "),
         (r"(\\mathbb\s*\{[A-Z]\})\s*[-\\]\s*(?=\\\{)", r"\1\\setminus "),
+        (r"(\d\.\d*)\\dot\s*\{?(\d)\}?(\d*+)\\dot\s*\{?(\d)\}?", r"\1\\overline{\2\3\4}"),
         (r"(\d\.\d*)\\(?:bar|dot)\s*(?:\{(\d+)\}|(\d))", r"\1\\overline{\2\3}"),
         (r"^([+-]?\d+\.\d*)\((\d+)\)$", r"\1\\overline{\2}"),
         (r"\s+", " "),  # before the next ones, which would try every length of a run of white space
         (r"\\(?:neq|not\s*=)(?![a-zA-Z])|(?<![\d)!])!=|(?<=\s)!=", r"\\ne "),
         (r"\\(?:thickapprox|approxeq|simeq|doteq)(?![a-zA-Z])", r"\\approx"),
         (r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
-        (r"\\text\{\s*([€£¥₹₽₩₪฿])\s*\}", r"\1"),
+        (r"(?<![\\a-zA-Z])(exp|ln|log|sin|cos|tan)(?=\s?\()", r"\\\1"),
+        (r"\\lg(?![a-zA-Z])", r"\\log_{10} "),
+        (r"\\log ?_ ?(?:e(?![a-zA-Z])|\{ ?e ?\})", r"\\ln "),
+        (r"\+ ?/ ?-|\+-", r"\\pm "),
+        (r"\\text ?\{ ?([,;]) ?\}", r"\1 "),
+        (r"\\in ?([ZNQRC])(?![a-zA-Z])", r"\\in \\mathbb{\1}"),
+        (r"\( ?\\approx([^()]*)\)$", r"\\approx \1"),
+        (r":=", "="),
+        (r"\\#", ""),
+        (r"^(?:([a-zA-Z]) ?: ?)?([a-z]) ?\\mapsto(?![a-zA-Z])", lambda m: f"{m[1] or 'f'}({m[2]})="),
+        (r"^\\text ?\{ ?([^{}:=]*[^{}:=\d ]) ?: ?\}(?= ?[^ ])", r"\\text{\1}="),  # \text{Answer: }5
+        (r"\\(?:l|c|d)?dots[bcmio]?(?![a-zA-Z])|\.\.\.", r"\\ldots "),
+        (r"\\text\{\s*([€£¥₹₽₩₪฿¢])\s*\}", r"\1"),
         (r"\\(?:text)?euro(?![a-zA-Z])(?:\{\})?", "€"),
         (r"\\(?:pounds|textsterling)(?![a-zA-Z])(?:\{\})?", "£"),
         (r"\\\$", r"\\text{dollar} "),
         (r"(?<=\d)\s*\$(?=\s*$)", r"\\text{ dollar}"),
         (r"^\s*\$(?=\s*[\d.,]+\s*$)", r"\\text{dollar} "),
-        (r"([€£¥₹₽₩₪฿])", lambda sign: rf"\text{{ {CURRENCIES[sign[0]]}}} "),
+        (r"([€£¥₹₽₩₪฿¢])", lambda sign: rf"\text{{ {CURRENCIES[sign[0]]}}} "),
         (r"\$|\\\(|\\\)|\\\[|\\\]", " "),
         (r"^\s*\\text\{\s*([-+]?[\d.,/]+)\s+([^{}]*)\}\s*$", r"\1\\text{ \2}"),
         (
@@ -132,6 +164,16 @@ _REWRITES: list[tuple[re.Pattern[str], Any]] = [
         (r"\s+", " "),
     ]
 ]
+_WHERE = re.compile(
+    r"\s?,?\s?(?:\\text ?\{[ ,]*(?:for|where|if|when|with|provided)(?: all| any| every| that)? ?\}"
+    r"|(?<![\\a-zA-Z{])(?:for|where|if|when)(?: all| any)?(?![a-zA-Z}]))"
+    r" ?(?=\\?[^<>\\]{1,40}?(?:[<>]|\\(?:le|ge|ne|in)(?![a-zA-Z])))"
+)
+_INTEGERS = re.compile(
+    r"\\text ?\{[ ,]*(?:(?:for|where|with) )?(?:(?:all|any|every|an) )?integers? ?\} ?([a-zA-Z])(?![a-zA-Z])"
+    r"|(?:\\text ?\{[ ,]*(?:for|where|with) ?(?:all|any|every)? ?\} ?)?"
+    r"([a-zA-Z])(?![a-zA-Z]) ?\\text ?\{ ?(?:is )?(?:any? )?integers?\.? ?\}"
+)
 _IN_WORDS = re.compile(
     r"(?<=\S),?\s*(?:\\text\{\s*,?\s*(and|or)\s*\}|(?<![\\a-zA-Z{])(and|or)(?![a-zA-Z}]))(?=\s*[^\s}.,;:!?])"
 )
@@ -144,9 +186,28 @@ def _connective(match: re.Match[str]) -> str:
     return r" \land " if match[match.lastindex or 0] in ("and", "land", "wedge") else r" \lor "
 
 
+_ENTITY = re.compile(r"&#?\w+;")
+_TAG = re.compile(r"<(su[bp]|[biu]|em|strong|code|span|p)>([^<>]*)</\1>")
+_EMPHASIS = re.compile(r"\s*(\*\*|\*|__|`)([^*`]+)\1[\s.]*")
+_PYTHON_POWER = re.compile(r"\*\*\s*(?:\(([^()]*)\)|(-?\w+(?:\.\d+)?))")
+
+
+def _without_markup(text: str) -> str:
+    """``text`` in LaTeX where it was HTML, Markdown or Python: ``x<sup>2</sup>``, ``&le;``, ``**5**``, ``x**2``."""
+    if "&" in text:
+        text = _ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
+    if "</" in text:
+        signs = {"sup": "^", "sub": "_"}
+        text = _TAG.sub(lambda tag: f"{signs[tag[1]]}{{{tag[2]}}}" if tag[1] in signs else tag[2], text)
+    if (emphasis := _EMPHASIS.fullmatch(text)) is not None:
+        text = emphasis[2]
+    return _PYTHON_POWER.sub(lambda power: f"^{{{power[1] or power[2]}}}", text)
+
+
 @lru_cache(maxsize=8192)
 def canonical(text: str) -> str:
     """One spelling for answers that differ only in typography: fullwidth digits, spacing commands, ``\\dfrac`` …"""
+    text = _without_markup(text)
     # NFKC turns raised digits and vulgar fractions into plain digits (5² into 52), so these are rewritten first.
     # With a raised digit 5m² is five square metres; 5m^2 may be a product.
     result = _RAISED_UNIT.sub(lambda unit: rf"\text{{ {unit[1]}}}^{unit[2].translate(_RAISED)}", text)
@@ -156,12 +217,14 @@ def canonical(text: str) -> str:
         f" {unicodedata.normalize('NFKC', char)}" if unicodedata.decomposition(char).startswith("<fraction>") else char
         for char in result
     )
-    result = "".join(_SYMBOLS.get(char, char) for char in result)
+    result = "".join(_SYMBOLS.get(char) or (str(unicodedata.decimal(char, "")) or char) for char in result)
     pieces = (result[i : i + _PIECE] for i in range(0, len(result), _PIECE))  # NFKC orders marks in quadratic time
     result = "".join(_SYMBOLS.get(char, char) for piece in pieces for char in unicodedata.normalize("NFKC", piece))
     result = plain_latex(result)
     for pattern, replacement in _REWRITES:
         result = pattern.sub(replacement, result)
+    result = _INTEGERS.sub(lambda n: rf"\text{{for}} {n[1] or n[2]}\in \mathbb{{Z}}", result)
+    result = _WHERE.sub(", ", result)
     if r"\pm" not in result:
         result = _MINUS_PLUS.sub(r"\\pm", result)  # alone it says the same
     in_words = _connective if _CONDITION.search(result) else ","  # 1 or 2 is a list
@@ -229,18 +292,88 @@ def without_double_brackets(text: str) -> str:
 def plain_latex(text: str) -> str:
     r"""``text`` without fonts and colours around mathematics, with ``\frac`` for ``\over``, ``\sqrt`` for ``√``, and a
     single backslash before a command where a second one can be no line break."""
-    if r"\\" in text and r"\begin" not in text:
+    if r"\begin" in text:
+        text = _as_list(_ROW_SPACING.sub(r"\\\\", text.replace("smallmatrix", "matrix")))
+    elif r"\\" in text:
         text = _DOUBLED.sub(r"\\", text)
     text = _ROOT.sub(lambda root: _ROOTS[root[1]] + (f"{{{root[2] or root[3]}}}" if root[2] or root[3] else ""), text)
     if "\\" not in text:
         return text
     text = _SWITCH.sub("", _SWITCHED_WORDS.sub(r"\\text{\1}", _COLOUR.sub("", text)))
-    text = _without_fonts(text)
+    text = _with_braces(_without_fonts(text))
     for _ in range(10):
         if not (infix := _INFIX.search(text)):
             break
         text = _with_prefix(text, infix)
     return text
+
+
+_ROW_SPACING = re.compile(r"\\\\\*?\s*\[\s*-?[\d.]+\s*\\?[a-z]+\s*\]")
+_SYSTEM = re.compile(
+    r"(?:(?:\\left\s*)?\\[{.]\s*|\\left\s*\.\s*)?"
+    r"\\begin\s*\{(cases|rcases|dcases|array|(?:aligned|gathered|split|align|gather|eqnarray|alignedat)\*?)\}(?:\s*\{[lcr\d|]*\})?"
+    r"((?:[^\\]|\\(?!begin|end\s*\{))*+)\\end\s*\{\1\}(?:\s*\\right\s*(?:\.|\\\}))?"
+)
+_RELATES = re.compile(r"\s*(?:[=<>]|\\(?:le|ge|leq|geq|ne|neq|approx|in|lt|gt|equiv)(?![a-zA-Z]))")
+
+
+def _as_list(text: str) -> str:
+    r"""``text`` with the rows of a system or derivation as a list: ``x=1, y=2``. Matrices, and values with a condition
+    in a second column, stay."""
+
+    def listed(system: re.Match[str]) -> str:
+        rows: list[str] = []
+        for row in system[2].split(r"\\"):
+            first, *cells = row.split("&")
+            if any(cell.strip() and not (_RELATES.match(cell) or _RELATES.search(first + " ")) for cell in cells):
+                return system[0]
+            joined = "".join([first, *cells]).strip().rstrip(",;. ")
+            if rows and _RELATES.match(joined):
+                rows[-1] += joined  # a step of the line before
+            elif joined:
+                rows.append(joined)
+        if system[1] == "array" and not all(_RELATES.search(row) for row in rows):
+            return system[0]
+        return ", ".join(rows)
+
+    return _SYSTEM.sub(listed, text)
+
+
+_TWO_ARGUMENTS = re.compile(r"\\[dtc]?(?:frac|binom)(?![a-zA-Z])")
+_ARGUMENT = re.compile(r"\s*(?:(?P<group>\{)|(?P<token>\\[a-zA-Z]+|[^\\{}\s]))")
+
+
+def group_ends(text: str) -> dict[int, int]:
+    """The place of each opening brace -> the place behind the one that closes it."""
+    ends: dict[int, int] = {}
+    opened: list[int] = []
+    for brace in BRACES.finditer(text):
+        if brace[0] == "{":
+            opened.append(brace.start())
+        elif brace[0] == "}" and opened:
+            ends[opened.pop()] = brace.end()
+    return ends
+
+
+def _with_braces(text: str) -> str:
+    r"""``text`` with braces around the arguments of ``\frac`` and ``\binom`` as TeX finds them: ``\frac\pi2`` is
+    ``\frac{\pi}{2}``."""
+    commands = list(_TWO_ARGUMENTS.finditer(text))
+    ends = group_ends(text) if commands else {}
+    marks: list[tuple[int, str]] = []
+    for command in commands:
+        at = command.end()
+        for _ in range(2):
+            argument = _ARGUMENT.match(text, at)
+            if argument is None:
+                break
+            at = argument.end()
+            if argument["group"]:
+                at = ends.get(at - 1, len(text))
+            else:
+                marks += [(argument.start("token"), "{"), (at, "}")]
+    bounds = [(0, ""), *sorted(marks, key=lambda mark: mark[0]), (len(text), "")]  # at one place } comes before {
+    return "".join(text[start:end] + mark for (start, _), (end, mark) in pairwise(bounds))
 
 
 def _is_mathematics(font: str, content: str) -> bool:

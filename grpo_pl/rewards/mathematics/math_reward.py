@@ -212,5 +212,5 @@ class MathReward(AnswerReward, SandboxedReward):
 
     def _ask(self, jobs: Mapping[K, Job]) -> dict[K, Verdict]:
         """The verdicts of the workers."""
-        verdicts = self.pool.run([(job.gold, job.answer) for job in jobs.values()])
+        verdicts = self.pool.run([(job.gold, job.answer + job.beside) for job in jobs.values()])
         return {key: self.rules.review(job, v) for (key, job), v in zip(jobs.items(), verdicts, strict=True)}

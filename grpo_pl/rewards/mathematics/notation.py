@@ -9,14 +9,14 @@ from functools import lru_cache
 from itertools import pairwise
 
 from grpo_pl.rewards.mathematics.canonical import depths
-from grpo_pl.rewards.mathematics.written_numbers import SMALL
+from grpo_pl.rewards.mathematics.written_numbers import SMALL, read_number
 
 _SPACES = re.compile(r"(?<![A-Za-z\d])\s+|\s+(?![A-Za-z\d])")
 _CLOCK = re.compile(r"0?(\d{1,2}):([0-5]\d)(?::([0-5]\d))?")
 _DATE = re.compile(r"\d{4}([-/.])\d{1,2}\1\d{1,2}|\d{1,2}([-/.])\d{1,2}\2\d{4}")
 _BASE_NUMBER = rf"(?P<base>\d{{1,2}}|{'|'.join([*SMALL][2:17])})"
 _BASED = re.compile(
-    r"\(?(?P<digits>-?\s?[A-Fa-f]*\d[0-9A-Fa-f]*(?:\.[0-9A-Fa-f]+)?|-?[A-F]+)\)?\s*"
+    r"\(?(?P<digits>-?\s?(?:\d+ )*[A-Fa-f]*\d[0-9A-Fa-f]*(?:\.[0-9A-Fa-f]+)?|-?[A-F]+)\)?\s*"
     rf"(?:_\s*(?:\{{\s*(?:\\text\s*\{{\s*)?{_BASE_NUMBER}\s*\}}?\s*\}}|(?P<short>\d)|\\text\s*\{{\s*(?P<name>[a-z]+)\s*\}})"
     rf"|\s*(?:\\text\s*\{{\s*)?\(?\s*(?:in\s+)?base[\s-]+\}}?\s*(?P<long>\d{{1,2}}|[a-z]+)\s*\)?\s*\}}?)"
 )
@@ -38,14 +38,14 @@ _LONE_INFINITY = re.compile(
     r"(?:(?<=[,;(\[=<>|:])|(?<=\\\{)|(?<=^)|(?<=\\to)|(?<=\\le)|(?<=\\ge)|(?<=\\ne)|(?<=\\cup))\s*[+-]?\s*\\infty(?![a-zA-Z])\s*"
     r"(?=$|[,;)\]<>=|]|\\(?:[}]|right|cup|cap|le|ge|ne|lt|gt)(?![a-zA-Z]))"
 )
-_NAME = r"(?:[A-Za-z]+(?:_(?:\{\w+\}|\w))?|\\[a-zA-Z]+(?:_(?:\{\w+\}|\w))?)"
+_NAME = r"(?:(?:[A-Za-z]+|\\[a-zA-Z]+)(?:_(?:\{\w+\}|\w))?(?:\([^()=]{1,20}\))?)"
 _ASSIGNMENT = re.compile(rf"\s*({_NAME})\s*=\s*([^=]+?)\s*")
 _NAMED_TUPLE = re.compile(rf"\s*\(\s*({_NAME}(?:\s*,\s*{_NAME})+)\s*\)\s*=\s*(\(.*\))\s*")
 _RELATION = re.compile(r"(<|>|\\(?:le|ge|lt|gt)(?![a-zA-Z]))")
 _TURNED = {"<": "<", r"\lt": "<", r"\le": "≤", ">": "<", r"\gt": "<", r"\ge": "≤"}
 _BELOW = re.compile(r"(?<=[\d)}\]])_\{?\s*(\d+)")
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
-_DECIMAL_COMMA = re.compile(r"([+-]?\d{1,3}(?:\.\d{3})+|[+-]?\d+),(\d+)")
+_DECIMAL_COMMA = re.compile(r"([+-]?(?:\d{1,3}(?:[. ]\d{3})+|\d*)),(\d+)")
 
 
 @lru_cache(maxsize=8192)
@@ -208,6 +208,119 @@ def split_top(text: str, separators: str = ",;") -> list[str]:
     return [text[before + 1 : cut] for before, cut in pairwise([-1, *cuts, len(text)])]
 
 
+_WRITTEN = r"[+-]?(?:\d+(?:\.\d+)?(?:/\d+)?|\\frac ?\{-?\d+\} ?\{\d+\})"
+_SPACED = re.compile(rf"(?P<open>^|[(\[]|\\\{{) ?(?P<items>{_WRITTEN}(?: {_WRITTEN})+) ?(?P<close>$|[)\]]|\\\}})")
+
+
+def with_commas(text: str) -> str:
+    """``text`` with commas between numbers that only spaces separate, which math-verify multiplies: ``(1 2 3)`` is
+    ``(1, 2, 3)``, and ``1 2 3`` a list in that order. ``3 1/2`` and ``1 000`` are one number."""
+
+    def listed(group: re.Match[str]) -> str:
+        if read_number(group["items"]) is not None or (group["open"] == "") != (group["close"] == ""):
+            return group[0]
+        return (group["open"] or "(") + group["items"].replace(" ", ", ") + (group["close"] or ")")
+
+    return _SPACED.sub(listed, text) if " " in text else text
+
+
+_PART = re.compile(r"(?:^|(?<=[\s,;.]))(?:\\text ?\{ ?(?:part )?)?\(?([a-h]|i{1,3}|iv|v)\)[ :.]*\}?", re.IGNORECASE)
+_ORDERS = (list("abcdefgh"), ["i", "ii", "iii", "iv", "v"])
+
+
+def parts(text: str) -> list[str] | None:
+    """The answers to the parts of a question, ``(a) 3 (b) 5``, if these are named in order."""
+    labels = list(_PART.finditer(text)) if ")" in text else []
+    named = [label[1].lower() for label in labels]
+    if len(labels) < 2 or labels[0].start() > 0 or not any(named == order[: len(named)] for order in _ORDERS):
+        return None
+    bounds = [label.span() for label in labels] + [(len(text), len(text))]
+    return [text[end:start].strip(" ,;.") for (_, end), (start, _) in pairwise(bounds)]
+
+
+_DOTS = re.compile(r"(-?\d{1,6}), ?(?:(-?\d{1,6}), ?)*\\ldots ?, ?(-?\d{1,6})")
+_LONGEST_ROW = 200
+
+
+def without_dots(text: str) -> str:
+    r"""``text`` with the numbers that dots stand for: ``0,1,\ldots,4`` is ``0,1,2,3,4``."""
+
+    def written_out(row: re.Match[str]) -> str:
+        *first, last = map(int, re.findall(r"-?\d+", row[0]))
+        step = first[1] - first[0] if len(first) > 1 else 1
+        if step == 0 or (last - first[0]) % step or not len(first) < (last - first[0]) // step < _LONGEST_ROW:
+            return row[0]
+        full = list(range(first[0], last + (1 if step > 0 else -1), step))
+        return ", ".join(map(str, full)) if full[: len(first)] == first else row[0]
+
+    return _DOTS.sub(written_out, text) if r"\ldots" in text else text
+
+
+_INTERVAL = re.compile(r"\s*[(\[][^()\[\],]+,[^()\[\],]+[)\]]\s*")
+
+
+def as_union(text: str) -> str:
+    """A list of intervals as their union; anything else unchanged."""
+    intervals = split_top(text)
+    return r" \cup ".join(intervals) if len(intervals) > 1 and all(map(_INTERVAL.fullmatch, intervals)) else text
+
+
+_LINE = re.compile(r"\(?\\begin\s*\{([bp]?matrix|array)\}(?:\{[clr]+\})?((?:(?!\\end).)*)\\end\s*\{\1\}\)?")
+_TRANSPOSED = re.compile(r"\s*\^\s*\{?\s*(?:\\text\s*\{\s*T\s*\}|T|\\top|\\intercal)\s*\}?$")
+
+
+def as_tuple(text: str) -> str | None:
+    """A matrix of one row or column, or a tuple with a sign of transposition, as a tuple; ``None`` for all else."""
+    vector = _TRANSPOSED.sub("", text)
+    if line := _LINE.fullmatch(vector):
+        entries = line[2].split(r"\\" if r"\\" in line[2].strip().removesuffix(r"\\") else "&")
+        return _tuple(entries) if len(entries) > 1 and not any("&" in entry for entry in entries) else None
+    kind, items, _ = read_list(vector)
+    return _tuple(items) if len(items) > 1 and (kind == "[]" or (kind == "()" and vector != text)) else None
+
+
+_WITH_CONDITION = re.compile(
+    r"(.*[^\s,;(])\s*(?:[,;]\s*(?:\\text ?\{ ?for ?\} ?)?|\\text ?\{ ?for ?\} ?|(\())\s*([^,;()]+)\)?"
+)
+
+
+def split_condition(text: str) -> tuple[str, str]:
+    r"""``(value, condition)`` of ``\frac1x, x\ne0`` and ``2k\pi, k\in\mathbb{Z}``; the condition is ``""`` if there is
+    none, or if the value is itself a condition."""
+    match = _WITH_CONDITION.fullmatch(text)
+    if match is None or not _CONDITION.search(match[3]) or _CONDITION.search(match[1]) or "(" in match[3]:
+        return text, ""
+    if text.endswith(")") != (match[2] is not None):
+        return text, ""
+    return match[1].strip(), match[3].strip()
+
+
+_CONDITION = re.compile(r"[<>]|\\(?:le|ge|ne|in)(?![a-zA-Z])")
+_OVER_INTEGERS = re.compile(r"([A-Za-z])\s*\\in\s*\\mathbb\s*\{Z\}")
+
+
+def renamed(text: str, letter: str, name: str) -> str:
+    """``text`` with ``name`` in place of a letter that is a variable."""
+    return re.sub(rf"(?<![A-Za-z\\]){letter}(?![A-Za-z])", f" {name} ", text)
+
+
+def general_solutions(gold: str, answer: str, name: str) -> tuple[str, str]:
+    r"""Both sides with ``name`` in place of the letter that stands for every integer, which may be another on each
+    side and whose ``, k\in\mathbb{Z}`` one side may leave out."""
+    split = [split_condition(side) for side in (gold, answer)]
+    letters = [match[1] if (match := _OVER_INTEGERS.fullmatch(condition)) else "" for _, condition in split]
+    if not any(letters):
+        return gold, answer
+    sides = []
+    for (value, _), side, letter in zip(split, (gold, answer), letters, strict=True):
+        value = value.replace(r"\lor", ",") if letter else side
+        if not letter:
+            free = set(re.findall(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])", re.sub(r"[A-Za-z]\s*=", "", side)))
+            letter = free.pop() if len(free) == 1 else ""
+        sides.append(renamed(value, letter, name) if letter else value)
+    return sides[0], sides[1]
+
+
 _WRAPPED = re.compile(r"(?s)\s*(\\\{|[(\[])(.*?)(\\\}|[)\]])\s*")
 _THOUSANDS_COMMA = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _INDEXED = re.compile(rf"\s*({_NAME}|[A-Za-z]'*)\s*=\s*([^=]+)")
@@ -267,7 +380,8 @@ def _plain_name(name: str) -> str:
 def align_assignments(gold: str, answer: str) -> tuple[str, str] | None:
     """(gold, answer) as tuples of values in the order of the gold side's names, if one side or both assign values.
 
-    For the gold answer ``x=1, y=2``, both ``y=2, x=1`` and ``(1,2)`` give ``(1, 2)``, and ``(2,1)`` gives ``(2, 1)``.
+    For the gold answer ``x=1, y=2``, both ``y=2, x=1`` and ``(1,2)`` give ``(1, 2)``, and ``(2,1)`` gives ``(2, 1)``,
+    also where it is written ``y=2, x=1``.
     If only the answer has names, its values are put in the order of its sorted names. The answer is ``""`` if both
     sides have names and these differ. ``None`` if the sides cannot be read this way.
     """
@@ -284,8 +398,8 @@ def align_assignments(gold: str, answer: str) -> tuple[str, str] | None:
     items = split_top(bare[1:-1] if in_brackets else bare)
     if len(items) != len(named) or re.match(r"\s*\\\{", bare) or "=" in bare:
         return None
-    if gold_pairs is not None:
-        return _tuple(value for _, value in gold_pairs), _tuple(items)
+    if gold_pairs is not None:  # a point has its coordinates in alphabetical order
+        return _tuple(value for _, value in (sorted(gold_pairs) if in_brackets else gold_pairs)), _tuple(items)
     # else the gold answer may be a list, whose order has no meaning
     return (_tuple(items), _tuple(value for _, value in sorted(named))) if in_brackets else None
 
@@ -298,14 +412,26 @@ def decimal_comma(text: str) -> str | None:
     """``text`` with a decimal point if it is a number with a decimal comma, else ``None``; ``1,234`` may have a
     thousands separator and gives ``None``."""
     match = _DECIMAL_COMMA.fullmatch(text)
-    if match is None or (len(match[2]) == 3 and "." not in match[1] and match[1].lstrip("+-") != "0"):
+    if match is None or (len(match[2]) == 3 and match[1].isdigit() and match[1] != "0"):
         return None
-    return match[1].replace(".", "") + "." + match[2]
+    return re.sub("[. ]", "", match[1]) + "." + match[2]
+
+
+def is_decimal_comma(text: str) -> bool:
+    """True if the comma of a gold answer is no list's: ``0,5`` and ``1,25``, not ``1,2``."""
+    match = _DECIMAL_COMMA.fullmatch(text)
+    return match is not None and (len(match[2]) > 1 or match[1].lstrip("+-") == "0" or not match[1].isdigit())
+
+
+_ROUNDED = re.compile(r"((?:[^=A-Za-z\\]|\\(?:sqrt|frac|pi|ln|log|cdot)(?![A-Za-z]))*+)=\s*(-?\d*\.\d+)")
 
 
 def exact_side(text: str) -> tuple[str, str]:
-    r"""``(exact, approximate)`` of ``a \approx b``; the second is empty for ``x \approx a`` and where there is none."""
+    r"""``(exact, approximate)`` of ``a \approx b`` and ``\sqrt2=1.414``; the second is empty for ``x \approx a`` and
+    where there is none."""
     first, sign, rest = text.partition(r"\approx")
+    if not sign and (rounded := _ROUNDED.fullmatch(text)) and read_number(rounded[1]) is None:
+        return rounded[1].strip(), rounded[2]
     if not sign or r"\approx" in rest:
         return text, ""
     if not first.strip() or re.fullmatch(_NAME, first.strip()):

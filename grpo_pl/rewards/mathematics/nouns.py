@@ -164,6 +164,11 @@ def stems(noun: str) -> frozenset[str]:
     return frozenset(found)
 
 
+def singular(noun: str) -> str:
+    """One spelling for a noun in singular and plural."""
+    return min(stems(noun), key=lambda stem: (len(stem), stem))
+
+
 def same_noun(one: str, other: str) -> bool:
     """True for one noun in singular or plural; words before it may be left out (``red balls`` and ``balls``)."""
     ours, theirs = one.casefold().split(), other.casefold().split()

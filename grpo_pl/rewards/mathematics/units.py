@@ -169,9 +169,29 @@ def _join_units(text: str) -> str:
     return text
 
 
-def in_one_spelling(text: str) -> str:
-    r"""Canonical ``text`` without spaces, with the units in ``\text{…}`` in one spelling."""
-    return "".join(_UPRIGHT.sub(lambda upright: rf"\text{{{_unit_name(upright[1]) or upright[1]}}}", text).split())
+_AMOUNT = re.compile(
+    r"\s*(?P<comma>,\s*)?"
+    r"(?P<number>\d[\d.]*(?:[, ]\d{3})*(?!\d)(?: ?\\frac ?\{\d+\} ?\{\d+\}| \d+/\d+|/\d+)?|\\frac ?\{\d+\} ?\{\d+\})"
+    r"(?:\s*\\text\s*\{(?P<text>[^{}]*)\}(?P<power>\s*\^\s*\{?[23]\}?)?"
+    r"|(?P<gap>\s*)(?P<bare>[A-Za-zμ]+)\.?(?=[\s,\d]|$))?"
+)
+
+
+def amounts(text: str) -> tuple[tuple[tuple[str, str], ...], bool]:
+    r"""``((number, what it counts), …)`` of two or more amounts in a row, such as ``2\text{ hours }30\text{ minutes}``,
+    ``6 ft 2 in`` and ``7\text{ R }3``, and whether commas separate them; ``()`` for anything else."""
+    found, at, commas = list[tuple[str, str]](), 0, False
+    while at < len(text) and (amount := _AMOUNT.match(text, at)):
+        words = (amount["text"] or amount["bare"] or "").strip(" ,.").removesuffix(" and")
+        last = amount.end() == len(text)
+        lone = amount["bare"] is not None and len(words) == 1 and not read_measure(words)
+        if (not words and not last) or (lone and not (amount["gap"] and text[amount.end() :].startswith(" "))):
+            return (), False
+        commas = commas or (amount["comma"] is not None and at > 0)
+        name = _unit_name(words + (amount["power"] or ""))
+        found.append((amount["number"], words.casefold() if name is None else name))
+        at = amount.end()
+    return (tuple(found), commas) if at == len(text) and len(found) > 1 and found[0][1] else ((), False)
 
 
 def _is_symbol(written: str, *, spaced: bool, raised: bool) -> bool:

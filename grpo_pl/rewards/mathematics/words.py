@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from grpo_pl.rewards.mathematics.nouns import is_counted, singular
+from grpo_pl.rewards.mathematics.written_numbers import number_in_words
+
 
 def words_of(text: str) -> frozenset[str]:
     """The words of a list that is written as a text."""
@@ -30,6 +33,7 @@ def is_word(letters: str) -> bool:
     return _VARIABLES.fullmatch(letters) is None or (len(letters) > 2 and _ROMAN.fullmatch(letters) is not None)
 
 
+_ORDINAL_ENDING = re.compile(r"(?<=\d)(?:st|[nr]d|th)(?![A-Za-z])")
 _LETTERS = re.compile(r"[^\W_]+(?: ?_\d)?")
 _HAS_CASE = re.compile(
     r".*[a-z][A-Z].*|(?:([A-Za-z])(?i:\1))+|(?:[A-Z][a-z]?)+ ?_?\d.*"
@@ -43,10 +47,13 @@ _HAS_CASE = re.compile(
 def as_words(text: str) -> str | None:
     """A text answer in one spelling (``\\text{Monday}``, ``monday.``, ``(B)``), or ``None`` if it is mathematics.
 
-    Neighbouring ``\\text{…}`` are joined with a space, so that two answers in a row do not equal one of them.
+    Neighbouring ``\\text{…}`` are one text, as they look, so that two answers in a row do not equal one of them.
     """
-    inner, wrapped = re.subn(r"\\text\s*\{([^{}]*)\}", r" \1 ", text)
+    if text.strip() == r"\emptyset":
+        return "empty set"
+    inner, wrapped = re.subn(r"\\text\s*\{([^{}]*)\}", r" \1 ", re.sub(r"\}\\text\s*\{", "", text))
     words = re.sub(r"\s+", " ", inner).strip(" .,;:!")
+    words = _ORDINAL_ENDING.sub("", words)
     letter = re.fullmatch(r"\(?\s*([A-Za-z])\s*\)", words) or (wrapped and re.fullmatch("([A-Za-z])", words))
     if letter:
         return letter[1]
@@ -61,20 +68,60 @@ def as_words(text: str) -> str | None:
     return _LETTERS.sub(lambda part: part[0] if _HAS_CASE.fullmatch(part[0]) else part[0].casefold(), words)
 
 
+_UNSAID = words_of("an the is are it there on in at has have does do option choice answer")
+"""Words that a text answer may hold or leave out."""
+_SAME = [
+    {"no solution", "no real solution", "none", "empty set"},
+    {"not exist", "dne", "no limit"},
+    {"undefined", "not defined"},
+]
+"""Answers that say the same."""
+
+
+_TURNS = words_of("not no nor never none or but than except without unless if neither nothing anything isn't wrong")
+"""Words that turn round what a text in front of an equals sign, or behind a choice, says."""
+
+
+def turns(words: str) -> bool:
+    """True if a text holds a word that turns round what stands beside it: ``not``, ``or``, ``anything but``."""
+    return not _TURNS.isdisjoint(words.casefold().split())
+
+
+def same_words(gold: str, answer: str) -> bool:
+    """True for text answers, as `as_words` gives them, that say the same: articles, the copula and a noun beside the
+    answer (``the colour is blue``, ``odd function``) may be left out, and the last word may be in the plural."""
+    ours, theirs = (_said(side) for side in (gold, answer))
+    if any({" ".join(ours), " ".join(theirs)} <= same for same in _SAME):
+        return True
+    more = len(theirs) - len(ours)
+    if more < 0 or not ours:
+        return False
+    rest = theirs[:more] if theirs[more:] == ours else theirs[len(ours) :] if theirs[: len(ours)] == ours else None
+    return rest is not None and (not rest or is_counted(" ".join(rest)))
+
+
+def _said(words: str) -> list[str]:
+    parts = re.sub("n't", " not", words).replace("’", "'").split()
+    parts = [part for part in parts if part not in _UNSAID] or parts
+    parts = parts[1:] if parts[0] == "a" and len(parts) > 1 else parts
+    return [singular(part) if part.islower() else part for part in parts]
+
+
 # --- names of a value ---
+
 
 _GREEK = (
     "alpha|beta|gamma|delta|epsilon|varepsilon|zeta|eta|theta|vartheta|iota|kappa|lambda|mu|nu|xi|pi|rho|sigma|tau|upsilon|phi"
     "|varphi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Phi|Psi|Omega|ell|hbar|Pr|Re|Im"
 )
 _POINTS = r"(?:\\text\s*\{[A-Z]{1,4}\}|[A-Z]{1,4}|[A-Z](?:_\w|')?)"
-_TEXT = r"\\text\s*\{\s*(?!not\b|no\b|nor\b|never\b)[^\W\d_][^{}\d,=<>]*\}"
+_TEXT = r"\\text\s*\{\s*[^\W\d_][^{}\d,=<>]*\}"
 _ACCENT = (
     r"\\(?:overline|vec|hat|bar|tilde|dot|ddot|widehat|widetilde|overrightarrow|mathbb|mathcal|mathfrak|mathscr"
     r"|operatorname)\s*(?:\{[A-Za-z ]+\}|(?<![a-z])[A-Za-z](?![a-z]))"
 )
 _ATOM = (
-    rf"(?:{_TEXT}|{_ACCENT}|\\(?:{_GREEK})(?![a-zA-Z])|\\(?:arg|dim|deg|det|rank|ker)\s*[A-Za-z]"
+    rf"(?:{_TEXT}|{_ACCENT}|\\(?:{_GREEK})(?![a-zA-Z])|\\(?:arg|dim|deg|det|rank|ker|min|max)\s*[A-Za-z]"
     rf"|m?\s*\\(?:angle|triangle|measuredangle)\s*{_POINTS}|\[[A-Z]{{3,6}}\]|[A-Za-z]+)"
 )
 _INDEX = r"\s*_\s*(?:\{(?:[\w\s,+-]|\\text\s*\{\w+\}|\\[a-z]++)+\}|\w|\\text\s*\{\w+\})"  # ++: each has one reading
@@ -126,6 +173,9 @@ def split_name(text: str) -> tuple[str, str]:
     """
     match = _NAMED.fullmatch(text) if "=" in text else None
     if match is None or is_equation(text):
+        return "", text
+    said = " ".join(re.findall(r"\\text\s*\{([^{}]*)\}", match["name"])).casefold().strip()
+    if said and (turns(said) or number_in_words(said)):
         return "", text
     name = _PRIMES.sub(lambda primes: "'" * primes.group().count("\\"), _SPACES.sub("", match["name"]))
     return name, match["value"].strip()

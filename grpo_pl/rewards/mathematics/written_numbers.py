@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
 ABSOLUTE_TOLERANCE = Fraction(5, 10**7)
 """Decimals are compared to six places, as in math-verify."""
+_PLACES = 6
+"""Places that an unfinished decimal (``1.414213…``) must show."""
+_LONGEST_PERIOD = 40
 MAX_EXPONENT = 400
 MAX_NUMBER_CHARS = 2000
 """Longer texts are not read as a number: ``int`` and ``Fraction`` refuse more than 4,300 digits."""
 
-_INT = r"(?:[1-9]\d{0,2}(?:[, ]\d{3})+(?!\d)|\d+)"
+_INT = r"(?:[1-9]\d{0,2}(?:[, ]\d{3})+(?!\d)|[1-9]\d?(?:,\d\d)+,\d{3}(?!\d)|\d+)"
+"""Thousands may be set off by commas or spaces, also as in India: ``12,34,567``."""
 _DEC = rf"(?:{_INT}(?:\.\d*)?|\.\d+)"
-_FRAC = r"(?:\\frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(-?\d+)\s*\}|(\d))|(\d+)\s*/\s*(\d+))"
+_FRAC = r"(?:\\frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(-?\d+)\s*\}|(\d+)\s*/\s*(\d+))"
 _POWER = r"10\s*\^\s*(?:\{\s*([+-]?\d+)\s*\}|([+-]?\d+))"
 _NUMBER = re.compile(
     rf"\s*(?P<sign>[+-]?)\s*(?:"
     rf"(?P<whole>\d+\s+|\d+(?=\\frac))?{_FRAC}"
     rf"|(?:(?P<mantissa>{_DEC})\s*(?:\\times|\\cdot|\*)\s*)?{_POWER}"
     r"|(?P<before>\d*\.\d*)\\overline\s*\{(?P<period>\d+)\}"
+    r"|(?P<begun>\d*\.\d+)\s*\\ldots"
     rf"|(?P<decimal>{_DEC})(?:[eE](?P<exponent>[+-]?\d+))?"
     rf")\s*(?P<percent>\\%)?\s*"
 )
@@ -50,13 +56,19 @@ def read_number(text: str, *, percent_is_hundredth: bool = True) -> Number | Non
     match = _NUMBER.fullmatch(text) if len(text) <= MAX_NUMBER_CHARS else None
     if match is None:
         return None
-    sign, whole, a1, a2, b1, b2, c1, c2, mantissa, p1, p2, before, period, decimal, exponent, percent = match.groups()
+    sign, whole, a1, b1, c1, c2, mantissa, p1, p2, before, period, begun, decimal, exponent, percent = match.groups()
+    if begun:
+        before, period = _repetition(begun)
+        if not period:
+            decimal = begun if len(begun.partition(".")[2]) >= _PLACES else ""
+            if not decimal:
+                return None
     quotient = False
     power = int(p1 or p2 or exponent or 0) if len(p1 or p2 or exponent or "") <= 5 else MAX_EXPONENT + 1
     if abs(power) > MAX_EXPONENT:
         return None
-    if a1 or a2 or c1:
-        numerator, denominator = int(a1 or a2 or c1), int(b1 or b2 or c2)
+    if a1 or c1:
+        numerator, denominator = int(a1 or c1), int(b1 or c2)
         if denominator == 0 or (whole and min(numerator, denominator) < 0):
             return None
         value = Fraction(numerator, denominator) + int(whole or 0)
@@ -71,6 +83,17 @@ def read_number(text: str, *, percent_is_hundredth: bool = True) -> Number | Non
         value /= 100
     inexact = "." in (decimal or mantissa or "") or power < 0
     return Number(value=-value if sign == "-" else value, decimal=inexact, quotient=quotient)
+
+
+def _repetition(begun: str) -> tuple[str, str]:
+    """What stands before the period of the decimal ``begun``…, and the period: its last digits, if they occur twice in
+    a row, or three times where it is one digit; ``""`` if none do."""
+    places = len(begun.partition(".")[2])
+    for length in range(1, min(places // 2, _LONGEST_PERIOD) + 1):
+        times = 2 if length > 1 else 3
+        if begun.endswith(begun[-length:] * times) and times * length <= places:
+            return begun[:-length], begun[-length:]
+    return begun, ""
 
 
 def same_number(gold: Number, answer: Number, relative_tolerance: float) -> bool:
@@ -89,32 +112,67 @@ SMALL = {word: i for i, word in enumerate(f"{_TO_SIXTEEN} seventeen eighteen nin
 """Words for the numbers below twenty -> the number."""
 _TENS = {word: 10 * i for i, word in enumerate(_TENS_IN_WORDS.split(), 2)}
 _SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
+_SPECIAL = {1: "half", 3: "third", 5: "fifth", 8: "eighth", 9: "ninth", 12: "twelfth"}
+_PARTS = {"half": 2, "quarter": 4, "hundredth": 100, "thousandth": 1000} | {
+    _SPECIAL.get(number, f"{word}th"): number for word, number in SMALL.items() if number > 2
+}
+"""Words for the parts of a whole -> how many there are in it."""
 
 
-def number_in_words(words: str) -> Number | None:
-    """The number that a text such as ``two``, ``minus twenty-one`` or ``three hundred five`` is, or ``None``."""
-    parts = re.findall("[a-z]+", words.casefold()) if re.fullmatch(r"[A-Za-z][A-Za-z\s-]*", words) else []
-    negative = parts[:1] in (["minus"], ["negative"])
+def _cardinal(parts: Sequence[str]) -> int | None:
+    """The whole number that the words of ``twenty one`` or ``three hundred and five`` are; ``a`` is one."""
+    if not parts or parts == ["a"]:
+        return 1 if parts else None
     total, group, last = 0, -1, 10**12
-    for part in parts[negative:]:
+    for place, part in enumerate(parts):
+        if part in ("and", ",") and parts[place - 1] in _SCALES and 0 < place < len(parts) - 1:
+            continue
         if (scale := _SCALES.get(part)) is not None:
+            group = 1 if parts[:place] == ["a"] else group
             if group < 1 or (scale == 100 and group > 9) or (scale > 100 and scale >= last):
                 return None
             total, group, last = (total, group * 100, last) if scale == 100 else (total + group * scale, -1, scale)
             continue
         value = SMALL.get(part, _TENS.get(part, -1))
         fits = group < 0 or (group % 100 == 0 and group > 0) or (group % 100 in _TENS.values() and 0 < value < 10)
+        if part == "a" and place == 0:
+            continue
         if value < 0 or not fits:
             return None
         group = max(group, 0) + value
-    if not parts[negative:] or (group < 0 and total == 0):
+    return None if group < 0 and total == 0 else total + max(group, 0)
+
+
+def number_in_words(words: str) -> Number | None:
+    """The number that a text such as ``two``, ``minus twenty-one``, ``two thirds``, ``one and a half``, ``two point
+    five`` or ``three dozen`` is, or ``None``."""
+    parts = re.findall("[a-z]+|,", words.casefold()) if re.fullmatch(r"[A-Za-z][A-Za-z\s,-]*", words) else []
+    negative = parts[:1] in (["minus"], ["negative"])
+    parts = ["a" if part == "an" else part for part in parts[negative:]]
+    *before, last = parts or [""]
+    value: Fraction | int | None = None
+    if "point" in before:
+        whole = _cardinal(before[: before.index("point")])
+        digits = [SMALL.get(part, 10) for part in parts[parts.index("point") + 1 :]]
+        if whole is not None and max(digits) < 10:
+            value = whole + Fraction(int("".join(map(str, digits))), 10 ** len(digits))
+    elif last == "dozen":
+        value = 12 * (_cardinal(before or ["a"]) or 0) or None
+    elif denominator := _PARTS.get(last, _PARTS.get(last.removesuffix("s").replace("halve", "half"))):
+        joint = max((i for i, part in enumerate(before) if part in ("and", ",")), default=-1)
+        whole = _cardinal(before[:joint]) if joint > 0 else 0
+        count = _cardinal(before[joint + 1 :] or ["a"] * (last == "half"))
+        if whole is not None and count and (count > 1) == (last not in _PARTS):  # a twenty-third is no two thirds
+            value = whole + Fraction(count, denominator)
+    elif parts != ["a"]:
+        value = _cardinal(parts)
+    if value is None:
         return None
-    value = total + max(group, 0)
-    return Number(Fraction(-value if negative else value), decimal=False, quotient=False)
+    return Number(Fraction(-value if negative else value), decimal=False, quotient=Fraction(value).denominator > 1)
 
 
 _TOKENS = re.compile(
-    rf"(?P<number>[+-]?\s*(?:\d+\s+|\d+(?=\\frac))?(?:\\frac\s*\{{\s*-?\d+\s*\}}\s*\{{\s*\d+\s*\}}|\\frac\s*\d\s*\d|\d+\s*/\s*\d+)"
+    rf"(?P<number>[+-]?\s*(?:\d+\s+|\d+(?=\\frac))?(?:\\frac\s*\{{\s*-?\d+\s*\}}\s*\{{\s*\d+\s*\}}|\d+\s*/\s*\d+)"
     rf"|[+-]?\s*(?:{_DEC}\s*(?:\\times|\\cdot|\*)\s*)?{_POWER}|[+-]?\s*{_DEC}(?:[eE][+-]?\d+)?)"
     r"|(?P<gap>\s+|\\%|\^\s*\{?\s*\\circ\s*\}?)"
     r"|(?P<open>\\begin\s*\{[a-z]+\}(?:\s*\{[lcr|\s]*\})?|\\?[{(\[])|(?P<close>\\end\s*\{[a-z]+\}|\\?[})\]])"

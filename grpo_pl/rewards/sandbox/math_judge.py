@@ -119,11 +119,11 @@ def read(text: str, *, last_side: bool = False) -> Any:
     return None
 
 
-_TAME = (sympy.Add, sympy.Mul, sympy.Number, sympy.Symbol, sympy.NumberSymbol, type(sympy.I))
+_TAME = (sympy.Add, sympy.Mul, sympy.Number, sympy.Symbol, sympy.NumberSymbol, type(sympy.I), sympy.log)
 
 
 def _is_tame(expr: Any) -> bool:
-    """True for sums, products and small powers of numbers and symbols, which are evaluated quickly."""
+    """True for sums, products, logarithms and small powers of numbers and symbols, which are evaluated quickly."""
     if isinstance(expr, sympy.Pow):
         exponent = expr.exp
         return bool(exponent.is_Rational and abs(exponent) <= 64 and _is_tame(expr.base))
@@ -141,7 +141,7 @@ def plainly_different(gold: Any, answer: Any) -> bool:
         return False
     symbols = gold.free_symbols | answer.free_symbols
     names = sorted({symbol.name for symbol in symbols})  # x may occur as a real and as a complex symbol
-    point = {symbol: sympy.Rational(17 * names.index(symbol.name) + 23, 31) for symbol in symbols}
+    point = {symbol: sympy.Rational(17 * names.index(symbol.name) + 97, 31) for symbol in symbols}
     g, a = (side.subs(point).evalf(15) for side in (gold, answer))
     if not (g.is_number and a.is_number and g.is_finite and a.is_finite):
         return False
@@ -151,14 +151,59 @@ def plainly_different(gold: Any, answer: Any) -> bool:
 def equal(gold: Any, answer: Any) -> bool:
     """True if math-verify says that both are equal; a lone symbol is also compared with an expression by ``simplify``,
     because math-verify says that 2x/2 is not x."""
+    if any(s.name == ANY_INTEGER for side in (gold, answer) for s in getattr(side, "free_symbols", ())):
+        return _same_progression(gold, answer)
     if plainly_different(gold, answer):
         return False
+    if all(isinstance(side, sympy.Eq) and not side.free_symbols for side in (gold, answer)):
+        return bool(gold.lhs == answer.lhs and equal(gold.rhs, answer.rhs))  # f(1)=2, for which all such are alike
     if verify(gold, answer, float_rounding=6, numeric_precision=15, allow_set_relation_comp=True, timeout_seconds=None):
         return True
-    lone = isinstance(gold, sympy.Symbol) != isinstance(answer, sympy.Symbol)
-    if not (lone and isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)):
+    if not (isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)):
         return False
-    return bool(gold.free_symbols == answer.free_symbols and sympy.simplify(gold - answer.doit()) == 0)
+    if gold.free_symbols != answer.free_symbols:
+        return False
+    if gold.has(sympy.log) and answer.has(sympy.log):
+        return _same_logarithms(gold, answer)
+    lone = isinstance(gold, sympy.Symbol) != isinstance(answer, sympy.Symbol)
+    return bool(lone and sympy.simplify(gold - answer.doit()) == 0)
+
+
+ANY_INTEGER = "n_{integer}"
+"""Name of the letter that stands for every integer in a general solution."""
+
+
+def _same_progression(gold: Any, answer: Any) -> bool:
+    r"""True if ``a + bn`` takes the same values on both sides, over all integers n: ``\pi - 2\pi n`` and
+    ``2\pi n - \pi``."""
+    n = sympy.Symbol("n", integer=True)
+    sides = []
+    for side in (gold, answer):
+        value = side.rhs if isinstance(side, sympy.Eq) and isinstance(side.lhs, sympy.Symbol) else side
+        if not isinstance(value, sympy.Expr):
+            return False
+        sides.append(sympy.expand(value.subs({s: n for s in value.free_symbols if s.name == ANY_INTEGER})))
+    starts = [side.subs(n, 0) for side in sides]
+    steps = [sympy.expand((side - start) / n) for side, start in zip(sides, starts, strict=True)]
+    if 0 in steps or any(step.has(n) for step in steps):
+        return bool(sympy.simplify(sides[0] - sides[1]) == 0)
+    ratio, shift = sympy.simplify(steps[0] / steps[1]), sympy.simplify((starts[0] - starts[1]) / steps[0])
+    return ratio in (1, -1) and bool(shift.is_integer)
+
+
+def _same_logarithms(gold: Any, answer: Any) -> bool:
+    r"""True if both are equal wherever their letters are positive, and neither holds an absolute value:
+    ``\ln\frac ab`` and ``\ln a-\ln b``."""
+    difference = gold - answer
+    if difference.has(sympy.Abs):
+        return False
+    if not difference.free_symbols:
+        return bool(abs(difference.evalf(30)) < 1e-20)
+    positive = difference.subs({symbol: sympy.Symbol(symbol.name, positive=True) for symbol in difference.free_symbols})
+    factored = positive.replace(
+        sympy.log, lambda inner, *base: sympy.log(sympy.factor(inner)) / sympy.prod(map(sympy.log, base))
+    )
+    return bool(sympy.simplify(sympy.expand_log(factored, force=True)) == 0)
 
 
 def is_undefined(expr: Any) -> bool:
@@ -171,6 +216,8 @@ _AND = re.compile(r"\\land(?![a-zA-Z])")
 _BUILDER = re.compile(
     r"\\\{\s*(?P<variable>(?:[^{}|:]|\{[A-Z]\})*?)\s*(?:\\mid(?![a-zA-Z])|[|:])(?P<condition>.*)\\\}", re.DOTALL
 )
+_RELATION = re.compile(r"[<>]|\\(?:le|ge|ne)(?![a-zA-Z])")
+_BRACKETS = re.compile(r"[()\[\]]|\\[{}]")
 _SET_SIGN = re.compile(r"\\(?:lor|land|cup|cap|setminus|in|mathbb|infty|ne|le|ge|emptyset|mid)(?![a-zA-Z])|[<>]")
 
 
@@ -189,6 +236,10 @@ def real_set(text: str) -> tuple[Any, str] | None:
             if None in found_parts or len(names - {""}) > 1:
                 return None
             return join(*(part[0] for part in found_parts if part)), max(names)
+    parts = _split_conditions(text)
+    if len(parts) > 1:  # x>0, x\ne1
+        both = real_set(r" \land ".join(parts))
+        return real_set(r" \lor ".join(parts)) if both is not None and both[0] == sympy.S.EmptySet else both
     expr = read(text)
     if isinstance(expr, sympy.Set):
         return expr.doit(), ""
@@ -201,6 +252,12 @@ def real_set(text: str) -> tuple[Any, str] | None:
     links = expr._unsorted_args if isinstance(expr, LazyAnd) else expr.args if isinstance(expr, sympy.And) else [expr]
     real = sympy.Symbol(symbol.name, real=True)
     return sympy.Intersection(*(link.doit().subs(symbol, real).as_set() for link in links)), symbol.name
+
+
+def _split_conditions(text: str) -> list[str]:
+    """The relations that commas separate; ``[text]`` for anything else."""
+    parts = text.split(",")
+    return parts if all(_RELATION.search(part) for part in parts) and not _BRACKETS.search(text) else [text]
 
 
 def _without_parentheses(text: str) -> str:
@@ -282,6 +339,10 @@ def read_gold(text: str) -> tuple[Any, str]:
 
 _LIST, _TUPLE, _SET = "\1", "\2", "\3"
 """Marks between the items of lists: any order, the given order, any order and no duplicates."""
+_NEAR, _WHERE = "\4", "\5"
+"""Marks behind an answer: before its approximation, and before a condition that the gold answer does not have."""
+_NEARBY = 0.05
+"""Largest relative error of an approximation behind the exact value."""
 
 
 def prepare() -> None:
@@ -294,10 +355,53 @@ def prepare() -> None:
 
 def judge(gold_text: str, answer_text: str, tolerance: float) -> tuple[str, str]:
     """(status, detail) of one pair; both sides are the content of a box, or the items of lists with a mark between."""
+    answer_text, _, near = answer_text.partition(_NEAR)
+    answer_text, _, condition = answer_text.partition(_WHERE)
+    if near and not _is_near(answer_text, near):
+        return "wrong", "no approximation"
+    if condition and not _excludes_only_undefined(gold_text, condition):
+        return "wrong", "a condition that the gold answer does not have"
     for mark in (_LIST, _TUPLE, _SET):
         if mark in gold_text + answer_text:
             return _judge_lists(gold_text.split(mark), answer_text.split(mark), mark, tolerance)
     return _judge_one(gold_text, answer_text, tolerance)
+
+
+def _is_near(exact_text: str, near_text: str) -> bool:
+    """True if ``near`` is a number and within ``_NEARBY`` of ``exact``."""
+    exact, near = (_value_of(read(text, last_side=True)) for text in (exact_text, near_text))
+    return exact is not None and near is not None and bool(abs(exact - near) <= _NEARBY * abs(exact))
+
+
+def _value_of(expr: Any) -> Any:
+    """A number as a float of SymPy; ``None`` for anything else."""
+    expr = expr.rhs if isinstance(expr, sympy.Eq) else expr
+    value = expr.doit().evalf(15) if isinstance(expr, sympy.Expr) and expr.is_number else None
+    return value if value is not None and value.is_number and value.is_finite else None
+
+
+def _excludes_only_undefined(gold_text: str, condition_text: str) -> bool:
+    r"""True if the gold answer has no real value where the condition does not hold, as far as a few points show:
+    ``x\ne2`` for ``\frac{1}{x-2}``, ``x\ge0`` for ``\sqrt x``."""
+    gold, condition = read(gold_text, last_side=True), real_set(condition_text)
+    gold = gold.rhs if isinstance(gold, sympy.Eq) else gold
+    if condition is None or not isinstance(gold, sympy.Expr):
+        return False
+    letters = [symbol for symbol in gold.free_symbols if symbol.name == condition[1]]
+    excluded = sympy.S.Reals - condition[0]
+    points: list[Any] = []
+    for piece in excluded.args if isinstance(excluded, sympy.Union) else [excluded]:
+        if isinstance(piece, sympy.FiniteSet):
+            points += piece.args
+        elif isinstance(piece, sympy.Interval):
+            low, high = piece.start, piece.end
+            low = low if low.is_finite else (high if high.is_finite else sympy.Integer(0)) - 8
+            high = high if high.is_finite else low + 8
+            points += [low + (high - low) * sympy.Rational(k, 11) for k in (2, 5, 9)]
+        else:
+            return False
+    values = [gold.subs(dict.fromkeys(letters, point)).evalf(15) for point in points]
+    return bool(letters and values) and not any(value.is_real and value.is_finite for value in values)
 
 
 def _judge_lists(golds: list[str], answers: list[str], mark: str, tolerance: float) -> tuple[str, str]:
