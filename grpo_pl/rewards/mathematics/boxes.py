@@ -65,7 +65,7 @@ def boxed_answer(text: str, *, adjacent: bool = False) -> Boxed | None:
         part = text[start : stop - 1]
         if match is None or not (parts[0].strip() and part.strip()):
             break
-        if bool(match["label"]) != (len(labels) == len(words)):
+        if words and bool(match["label"]) != bool(labels):
             break
         if match["label"]:
             labels.insert(0, match["label"])

@@ -84,50 +84,6 @@ quarterback touchdown penalty foul rebound assist kick serve hole hurdle jump pu
 pull-up push-up sit-up worksheet workbook handout flyer pamphlet brochure postcard newsletter bushel vial flask beaker
 canister keg
 """
-_MASSES = """
-lemonade oil vinegar syrup honey sugar salt flour rice pasta butter cheese cream yogurt meat beef pork tuna oatmeal
-dough batter broth sauce paint ink glue soap shampoo detergent gas gasoline petrol diesel fuel coal wood lumber iron
-steel copper sand gravel soil dirt mulch clay cement concrete snow rain air oxygen hydrogen nitrogen carbon helium acid
-alcohol mixture alloy money cash fabric wool cotton silk cardboard work time land grass hay wheat feed food trash
-garbage laundry luggage furniture clothing data memory storage
-"""
-_WITH = """
-different distinct possible real whole total red yellow green blue purple pink brown black white gray grey golden big
-large small little tiny tall long new old young good bad broken ripe rotten fresh dry wet hot cold male female left
-remaining additional extra identical regular gold silver plastic wooden metal ice jelly soccer tennis playing trading
-golf bowling high middle elementary vanilla math science history english even odd positive ordered lattice correct
-right acute obtuse equilateral isosceles rational
-"""
-_FOREIGN = """
-apfel äpfel birne birnen stück stücke mensch menschen person personen kind kinder schüler schülerin schülerinnen
-junge jungen mädchen mann männer frau frauen leute tier tiere buch bücher auto autos tag tage tagen stunde stunden
-woche wochen monat monate monaten jahr jahre jahren minute minuten sekunde sekunden meter euro möglichkeit
-möglichkeiten punkt punkte seite seiten kugel kugeln karte karten ei eier grad
-mela mele pera pere persona persone uomo uomini donna donne bambino bambini ragazzo ragazzi studente studenti animale
-animali libro libri giorno giorni ora ore settimana settimane mese mesi anno anni modo modi soluzione soluzioni punto
-punti lato lati carta carte uovo uova grado gradi metro metri
-appel appels peer peren mens mensen man mannen vrouw vrouwen kind kinderen leerling leerlingen dier dieren boek boeken
-dag dagen uur uren week weken maand maanden jaar jaren manier manieren punt punten kaart kaarten graden
-jabłko jabłka jabłek osoba osoby osób człowiek ludzi dziecko dzieci uczeń uczniów dzień dni godzina godziny godzin
-tydzień tygodnie tygodni miesiąc miesiące miesięcy rok lata lat sposób sposoby sposobów złoty złote złotych
-яблоко яблока яблок груша груши груш человек человека людей ребёнок ребенок детей мальчик мальчика мальчиков девочка
-девочки девочек ученик ученика учеников книга книги книг день дня дней час часа часов минута минуты минут секунда
-секунды секунд неделя недели недель месяц месяца месяцев год года лет способ способа способов рубль рубля рублей
-метр метра метров штука штуки штук решение решения решений точка точки точек
-elma kişi gün saat öğrenci kitap
-人 個 个 名 位 只 隻 頭 头 匹 本 冊 册 張 张 枚 台 輛 辆 天 日 日間 年 年間 月 個月 个月 か月 週間 周 星期 小時 小时
-時間 分 分鐘 分钟 秒 秒間 歳 岁 歲 円 元 块 塊 圆 美元 歐元 欧元 米 公里 千米 厘米 克 公斤 千克 升 度 通り 种 種 種類
-种类 種方法 种方法 次 回 條 条 支 件 朵 棵 顆 颗 杯 瓶 道 題 题 組 组 班 頁 页 명 개 마리 권 장 대 일 년 개월 주 시간
-분 초 살 원 가지 번 점 쪽 사람
-"""
-_PLURAL_IN_S = """
-pomme poire personne homme femme enfant garçon fille élève étudiant étudiante gens animal animaux livre voiture jour
-heure semaine mois an ans année façon manière possibilité solution point côté boule bille carte œuf œufs degré mètre
-manzana pera persona hombre mujer niño niña alumno alumna estudiante animales libro coche día hora semana mes meses
-año manera forma posibilidad posibilidades solución soluciones punto lado bola carta huevo grado metro minuto segundo
-maçã pessoa homem homens mulher mulheres criança aluno estudante livro carro dia semana mês mese ano maneira solução
-soluções ponto lado bola carta ovo grau
-"""
 _IRREGULAR = {
     "people": "person", "children": "child", "grandchildren": "grandchild", "mice": "mouse", "geese": "goose",
     "feet": "foot", "teeth": "tooth", "oxen": "ox", "leaves": "leaf", "knives": "knife", "wolves": "wolf",
@@ -139,11 +95,6 @@ _IRREGULAR = {
     "bookshelves": "bookshelf", "octahedra": "octahedron",
 }  # fmt: skip
 _HEADS = frozenset(_COUNTED.split())
-_BEFORE = _HEADS | frozenset(_WITH.split())
-_ANY = _BEFORE | frozenset(_MASSES.split())
-_OTHER_LANGUAGES = frozenset(_FOREIGN.split()) | {w + s for w in _PLURAL_IN_S.split() for s in ("", "s")}
-"""Beside French, Spanish and Portuguese every form is listed, and no ending is taken off: ``tiers`` are thirds, not
-animals."""
 
 
 @lru_cache(maxsize=4096)
@@ -177,13 +128,5 @@ def same_noun(one: str, other: str) -> bool:
 
 
 def is_counted(phrase: str) -> bool:
-    """True for a noun of the list, in singular or plural, with nouns, colours and the like before it."""
-    *before, noun = phrase.split()
-    if not before and noun.casefold() in _OTHER_LANGUAGES:
-        return True
-    return not stems(noun).isdisjoint(_HEADS) and not any(stems(word).isdisjoint(_BEFORE) for word in before)
-
-
-def is_substance(phrase: str) -> bool:
-    """True for what a measure or a piece may be of: ``of water``, ``of pizza``, ``of red wine``."""
-    return not any(stems(word).isdisjoint(_ANY) for word in phrase.split())
+    """True for a noun of the list, in singular or plural, whatever stands before it: ``red balls``."""
+    return not stems(phrase.split()[-1]).isdisjoint(_HEADS)

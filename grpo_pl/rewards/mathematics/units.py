@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from grpo_pl.rewards.mathematics.canonical import CURRENCIES
 from grpo_pl.rewards.mathematics.measures import FOLDED, SYMBOLS, UNITS, read_measure, same_measure
-from grpo_pl.rewards.mathematics.nouns import is_counted, is_substance, same_noun
+from grpo_pl.rewards.mathematics.nouns import is_counted, same_noun
 from grpo_pl.rewards.mathematics.words import is_word, words_of
 from grpo_pl.rewards.mathematics.written_numbers import read_number
 
@@ -228,7 +228,7 @@ def _unit_name(text: str) -> str | None:
             power = _AREA[word.casefold()]
             continue
         if word == "of" and (factors or noun):
-            if not (following and all(words[i + 1 :]) and is_substance(" ".join(words[i + 1 :]))):
+            if not (following and all(words[i + 1 :]) and is_counted(" ".join(words[i + 1 :]))):
                 return None
             break
         raised = int(token["power"] or _POWERS.get(word.casefold(), 1))

@@ -49,7 +49,7 @@ def test_the_case_of_a_symbol_that_carries_meaning_makes_another_unit() -> None:
 
 NOUNS = """
 apples people students children dollars days marbles ways points triangles solutions books boxes houses buses leaves
-knives women mice vertices Äpfel pommes manzanas Tage jours días persone pessoas mensen jabłek яблок человек 人 個 개
+knives women mice vertices
 """
 NO_NOUNS = """
 fifths sixth thirds halves quarters hundredths twentieths pairs couples dozens scores gross trios kilo mega milli
