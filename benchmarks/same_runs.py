@@ -101,7 +101,7 @@ REWARDS = [
     {"class_path": "grpo_pl.rewards.MathReward", "init_args": {"correctness": True, "weight": 0.2}},
     {"class_path": "grpo_pl.rewards.ModelReward", "init_args": REWARD_MODEL},
 ]
-RUNS: Mapping[str, Command] = {
+RUNS: dict[str, Command] = {
     # shipped configurations
     "quickstart": QUICKSTART,
     "calculator": short("calculator", 200, "reward_std", "completions/correct"),
@@ -260,7 +260,8 @@ def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     for file in ("metrics.csv", "completions.jsonl"):
         if ours[file]["digest"] == theirs[file]["digest"]:
             continue
-        for one, other in zip_longest(ours[file]["rows"], theirs[file]["rows"], fillvalue={}):
+        nothing: Mapping[str, Any] = {}
+        for one, other in zip_longest(ours[file]["rows"], theirs[file]["rows"], fillvalue=nothing):
             for key in {**one, **other}:
                 if one.get(key) != other.get(key):
                     step = one.get("step", other.get("step"))
