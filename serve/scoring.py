@@ -16,6 +16,7 @@ from fastapi import Request, Response
 
 from grpo_pl.config.objects import build_rewards
 from grpo_pl.config.presets import preset_name
+from grpo_pl.config.terms import with_terms_of_fields
 from grpo_pl.functional.advantages import masked_mean_std
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.tokenizer import end_of_text
@@ -223,7 +224,8 @@ def group_objective(given: Mapping[str, Any]) -> GroupObjective:
     Args:
         given: its fields; nothing, or parts that only the training could build, mean GRPO.
     """
-    names = {field.name for field in fields(GRPOAlgorithm)}
+    given = {name: value for name, value in with_terms_of_fields(given, "the objective").items() if name != "terms"}
+    names = {field.name for field in fields(GRPOAlgorithm)}  # terms, as of now, make no advantages of rewards
     plain = given.keys() <= names and all(isinstance(value, str | int | float | None) for value in given.values())
     try:
         trained = GRPOAlgorithm(**given) if given and plain else None

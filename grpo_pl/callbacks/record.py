@@ -102,9 +102,13 @@ def objective_name(algorithm: GRPOAlgorithm) -> str:
 def plain_fields(algorithm: GRPOAlgorithm) -> dict[str, Any]:
     """The fields of an objective that are plain values; nothing of one with parts of its own, which a server could not
     rebuild."""
-    values = {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}
-    plain = all(isinstance(value, str | int | float | None) for value in values.values())
-    return values if plain and type(algorithm) is GRPOAlgorithm else {}
+    values = {field.name: getattr(algorithm, field.name) for field in fields(algorithm) if field.name != "terms"}
+    terms = algorithm.active_terms
+    ours = all(type(term).__module__.startswith("grpo_pl.objective.terms.") for term in terms.values())
+    plain = ours and all(isinstance(value, str | int | float | None) for value in values.values())
+    if not plain or type(algorithm) is not GRPOAlgorithm:
+        return {}
+    return values | {"terms": {name: term.spec() for name, term in terms.items()}}
 
 
 def examples_of(data: RolloutDataModule) -> list[dict[str, Any]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 import importlib
 import inspect
 import json
 import keyword
 import os
+import pkgutil
 import re
 import shutil
 import signal
@@ -57,6 +59,9 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         given, about = split_help(with_shipped_configs(rest))
         with options_described(given):
+            if verb in TRAINER_VERBS and about == "terms":
+                print(terms_page(), end="")
+                return 0
             return _train(verb, given, about) if verb in TRAINER_VERBS else _command(verb, given)
     except KeyboardInterrupt:
         print(f"grpo-pl {verb}: stopped by Ctrl-C.", file=sys.stderr)
@@ -110,6 +115,27 @@ def split_help(args: Sequence[str]) -> tuple[list[str], str]:
 def short_page(verb: str) -> str:
     """The options that most runs set, on one screen."""
     return Path(__file__).with_name("help").joinpath(f"{verb}.txt").read_text(encoding="utf-8")
+
+
+def terms_page() -> str:
+    """The page of ``--help terms``: the shipped terms of the objective with their fields."""
+    from grpo_pl.objective import terms
+
+    pages = ["Terms of the objective, each under a name of your choice in model.algorithm.terms:\n"]
+    for module in pkgutil.iter_modules(terms.__path__, f"{terms.__name__}."):
+        for kind in vars(importlib.import_module(module.name)).values():
+            if (
+                isinstance(kind, type)
+                and issubclass(kind, terms.Term)
+                and kind.__module__ == module.name
+                and kind is not terms.Term
+            ):
+                parser = Parser(usage=argparse.SUPPRESS, add_help=False)
+                parser.add_class_arguments(kind, as_group=False)
+                told = " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split())
+                fields = parser.format_help().partition(":\n")[2].replace("--", "")
+                pages.append(f"{module.name}.{kind.__name__}: {told}\n{fields}")
+    return "\n".join(pages)
 
 
 def _train(verb: str, args: list[str], help_about: str) -> int:

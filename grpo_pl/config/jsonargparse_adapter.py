@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import yaml
 from jsonargparse import (
     ArgumentParser,
+    Namespace,
     _actions,
     _common,
     _core,
@@ -30,8 +31,9 @@ from yaml import YAMLError
 
 from grpo_pl import MOVED
 from grpo_pl.config.earlier import without_removed_fields
-from grpo_pl.config.presets import PRESET, presets, with_preset_fields
+from grpo_pl.config.presets import OBJECTIVE, PRESET, presets, with_preset_fields
 from grpo_pl.config.suggestions import nearest, nearest_argument, nearest_class, our_name
+from grpo_pl.config.terms import MOVED_FIELDS, TERMS
 
 USAGE_ERROR = 2
 """Exit status of a command line that cannot be understood."""
@@ -64,16 +66,33 @@ class Parser(ArgumentParser):
         print(f"(all options: {program} --help)", file=sys.stderr)
         self.exit(USAGE_ERROR)
 
+    def instantiate(self, *args: Any, **kwargs: Any) -> Any:
+        """Tells what a class refused, where jsonargparse tells that none of several types fits."""
+        try:
+            return super().instantiate(*args, **kwargs)
+        except ValueError as error:
+            _, text = _innermost(str(error))
+            if text == " ".join(str(error).split()):
+                raise
+            raise ValueError(text.strip()) from error
+
     def _apply_actions(self, cfg: Any, parent_key: str = "", *args: Any, **kwargs: Any) -> Any:
         """Reads the fields of a preset in the place of its name, and a class of an earlier version where it is now, in
         every file and text that the parser loads, and leaves out fields that are gone."""
         if isinstance(cfg, Mapping):
             cfg = with_current_classes(cfg)
             try:
-                cfg = with_preset_fields(without_removed_fields(cfg, parent_key), parent_key)
+                cfg = with_preset_fields(without_removed_fields(cfg, parent_key), parent_key, _terms_before())
             except ValueError as error:
                 raise TypeError(str(error)) from error  # which the parser reports
         return super()._apply_actions(cfg, parent_key, *args, **kwargs)
+
+
+def _terms_before() -> dict[str, Any]:
+    """The terms of the objective in the files and options before the one that is being read."""
+    before = _actions.previous_config.get()
+    found = None if before is None else before.get(TERMS)
+    return {name: term.as_dict() if isinstance(term, Namespace) else term for name, term in (found or {}).items()}
 
 
 def with_current_classes(tree: Any) -> Any:
@@ -85,12 +104,12 @@ def with_current_classes(tree: Any) -> Any:
     return MOVED.get(tree, tree) if isinstance(tree, str) else tree
 
 
-class _PresetOption(argparse.Action):
+class _AsInFile(argparse.Action):
     """``--model.algorithm.preset NAME``: as a file would say it in the same place among files and options."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        *parents, name = PRESET.split(".")
-        tree: Any = {name: values}
+        *parents, name = str(option_string).lstrip("-").split(".")
+        tree: Any = {name: get_loader("yaml")(values)}
         for part in reversed(parents):
             tree = {part: tree}
         _actions.ActionConfigFile.apply_config(parser, namespace, "config", json.dumps(tree))
@@ -101,7 +120,10 @@ def add_preset_option(parser: ArgumentParser) -> None:
     """Offers `PRESET` as an option of a ``parser`` that has the objective among its settings."""
     about = f"Sets all fields of the objective but the budget. One of {', '.join(presets())}."
     container = (parser.groups or {}).get("model.algorithm", parser)
-    container.add_argument(f"--{PRESET}", action=_PresetOption, metavar="NAME", default=argparse.SUPPRESS, help=about)
+    container.add_argument(f"--{PRESET}", action=_AsInFile, metavar="NAME", default=argparse.SUPPRESS, help=about)
+    for name in (name for moved in MOVED_FIELDS for name in moved.fields):  # of version 0.3
+        hidden = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+        container.add_argument(f"--{OBJECTIVE}.{name}", action=_AsInFile, **hidden)
 
 
 def option_names(parser: ArgumentParser) -> Iterator[str]:

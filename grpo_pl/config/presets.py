@@ -4,7 +4,7 @@ preset sets them."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from functools import cache
 from typing import Any
 
@@ -12,6 +12,7 @@ import yaml
 
 from grpo_pl.config.shipped import CONFIGS
 from grpo_pl.config.suggestions import nearest
+from grpo_pl.config.terms import merged_terms, with_terms_of_fields
 
 OBJECTIVE = "model.algorithm"
 """Key of the objective in a configuration."""
@@ -35,7 +36,11 @@ def preset_fields(name: Any) -> dict[str, Any]:
     if not isinstance(name, str) or name not in presets():
         hint = nearest(str(name), presets()) or "."
         raise ValueError(f"{PRESET}: no preset {name!r}{hint} There are: {', '.join(presets())}.")
-    defaults = {field.name: field.default for field in fields(Objective) if field.name not in BUDGET}
+    defaults: dict[str, Any] = {
+        field.name: field.default if field.default_factory is MISSING else field.default_factory()
+        for field in fields(Objective)
+        if field.name not in BUDGET
+    }
     return defaults | presets()[name]
 
 
@@ -47,17 +52,23 @@ def preset_name(given: Mapping[str, Any]) -> str | None:
     return None
 
 
-def with_preset_fields(tree: Mapping[str, Any], key: str = "") -> dict[str, Any]:
+def with_preset_fields(
+    tree: Mapping[str, Any], key: str = "", terms_before: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """``tree`` with all fields of a preset in the place of its name; what else the tree says of the objective wins.
+    Fields of 0.3 that are terms now are terms; terms are merged by name over those of the preset, or of earlier files.
 
     Args:
         key: where in a configuration the tree stands, such as ``model``.
+        terms_before: those of earlier files.
 
     Raises:
         ValueError: no such preset, or one beside a ``class_path``.
     """
     reset: dict[str, Any] = {}
     given: dict[str, Any] = {}
+    if key == OBJECTIVE:
+        tree = with_terms_of_fields(tree, key)
     for name, value in tree.items():
         path = key if name == "init_args" else f"{key}.{name}".lstrip(".")  # a class of one's own has fields there
         if path == PRESET:
@@ -66,7 +77,10 @@ def with_preset_fields(tree: Mapping[str, Any], key: str = "") -> dict[str, Any]
             start = name.removesuffix("preset")  # `model.algorithm.` where the key is written out in one
             reset = {f"{start}{field}": default for field, default in preset_fields(value).items()}
         elif PRESET.startswith(f"{path}.") and isinstance(value, Mapping):
-            given[name] = with_preset_fields(value, path)
+            given[name] = with_preset_fields(value, path, terms_before)
         else:
             given[name] = value
+    terms = given.get("terms")
+    if key == OBJECTIVE and isinstance(terms, Mapping):
+        given["terms"] = merged_terms(reset.get("terms", terms_before or {}), terms)
     return reset | given

@@ -275,7 +275,7 @@ class GRPOAlgorithm(Objective):
         own = self.surrogate == "nll" or isinstance(self.surrogate, SurrogateObjective)
         taught = self.needs_teacher and not self.reweighs
         other_terms = own or self.kl_in_loss or self.needs_entropy or self.covariance == "kl" or taught
-        return self.skip_zero_advantage and not (other_terms or self.anchor_coef > 0 or self.needs_observations)
+        return self.skip_zero_advantage and not (other_terms or self.active_terms or self.needs_observations)
 
     def demonstration_share(self, rollout: int) -> float:
         """The share of demonstrations in the loss of a rollout."""
@@ -417,6 +417,7 @@ class GRPOAlgorithm(Objective):
             entropy=seen.get("entropy"),
             sampling_logprobs=seen.get("sampling_logprobs"),
             likely=self._likely(tokens) if self.needs_likely else None,
+            more=tokens,
         )
 
     def _likely(self, tokens: Mapping[str, Tensor]) -> LikelyTokens:

@@ -18,6 +18,11 @@ def check_objective(objective: Objective) -> None:
     for rules in RULES:
         for advice in rules(objective):
             raise ValueError(advice)
+    kinds = [type(term) for term in objective.active_terms.values()]
+    if twice := next((kind.__name__ for kind in kinds if kinds.count(kind) > 1), None):
+        raise ValueError(f"terms: two are of the class {twice}: leave out one of them.")
+    for term in objective.active_terms.values():
+        term.check(objective)
 
 
 def _check_choices(a: Objective) -> None:
@@ -44,7 +49,7 @@ _RANGES: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
         lambda x: 0 <= x < math.inf,
         (
             *("beta", "epsilon_low", "epsilon_high", "std_eps", "entropy_coef", "covariance_kl_coef", "mismatch_min"),
-            *("distillation_coef", "anchor_coef", "observation_coef", "entropy_coef_step", "entropy_coef_max"),
+            *("distillation_coef", "observation_coef", "entropy_coef_step", "entropy_coef_max"),
             *("vespo_k_positive", "vespo_lambda_positive", "vespo_k_negative", "vespo_lambda_negative"),
             *("step_weight", "invalid_action_penalty"),
         ),

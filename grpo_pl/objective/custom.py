@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from torch import Tensor
@@ -41,6 +42,7 @@ class TokenBatch:
     entropy: Tensor | None  # of the next-token distribution now; carries a gradient
     sampling_logprobs: Tensor | None  # as the engine drew them
     likely: LikelyTokens | None = None  # with `trust_region_top_k`
+    more: Mapping[str, Tensor] = field(default_factory=dict)  # what terms have prepared, by name
 
 
 class _Needs:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from typing import Literal
 
 from grpo_pl.functional.advantages import Baseline, Scale
@@ -11,6 +13,8 @@ from grpo_pl.functional.kl import Estimator
 from grpo_pl.functional.losses import Aggregation, DemonstrationWeighting, Mismatch, RatioLevel, Surrogate
 from grpo_pl.functional.turn_credit import EpisodeStatistics
 from grpo_pl.objective.custom import AdvantageEstimator, SurrogateObjective
+from grpo_pl.objective.needs import Needs
+from grpo_pl.objective.terms.base import Term
 
 WITHOUT_RATIO = ("reinforce", "nll")
 """Surrogates that use no ratio to another policy."""
@@ -236,13 +240,14 @@ class Objective:
     """Lower bound of the mask_token, mask_sequence, reject_geometric and seq_mask_tis corrections."""
     mismatch_max: float = 2.0
     """Upper bound of the mismatch corrections."""
-    anchor_coef: float = 0.0
-    """Weight of (log pi - log pi_sampling)^2 in each token's loss, which holds the policy near what drew the tokens
-    (Kimi K2.5, arXiv:2602.02276, its tau; prime-rl's kl_tau, 1e-3 beside dppo_tv)."""
     off_policy_mask: float | None = None
     """Tokens of negative advantage lose their policy term in completions whose mean of log(pi_sampling/pi) is above
     this number, so that the policy has moved away from what was drawn (DeepSeek-V3.2, arXiv:2512.02556, eq. 9); null is
     off."""
+
+    terms: dict[str, Term | None] = field(default_factory=dict, hash=False)
+    """Rare parts of the objective by name, each a class of grpo_pl.objective.terms or of one's own, given by class_path
+    and init_args; null removes one that an earlier file names."""
 
     # --- what the pipeline has to compute -------------------------------------------------------------------
 
@@ -280,17 +285,18 @@ class Objective:
     def needs_old_logprobs(self) -> bool:
         """Score the rollout under the policy before the first update; else ``loss`` takes ``old_logprobs=None``."""
         scored = not self.single_update and not self.anchored_at_sampling
-        return scored or self.needs_sequence_kl or self.needs_covariance or self._declared("needs_old_logprobs")
+        own = self.needs.old_logprobs or self._declared("needs_old_logprobs")
+        return scored or own or self.needs_sequence_kl or self.needs_covariance
 
     @property
     def needs_reference(self) -> bool:
         """Reference log-probabilities: for either KL, or for a part that declares it."""
-        return self.beta > 0 or self._declared("needs_ref_logprobs")
+        return self.beta > 0 or self.needs.ref_logprobs or self._declared("needs_ref_logprobs")
 
     @property
     def needs_loss_reference(self) -> bool:
         """``loss`` wants ``ref_logprobs``."""
-        return self.kl_in_loss or getattr(self.surrogate, "needs_ref_logprobs", False)
+        return self.kl_in_loss or self.needs.ref_logprobs or getattr(self.surrogate, "needs_ref_logprobs", False)
 
     @property
     def needs_teacher_logprobs(self) -> bool:
@@ -342,7 +348,7 @@ class Objective:
     def needs_entropy(self) -> bool:
         """``loss`` wants ``entropy`` with a gradient."""
         bonus = self.entropy_coef > 0 or self.entropy_target is not None
-        return bonus or getattr(self.surrogate, "needs_entropy", False)
+        return bonus or self.needs.entropy or getattr(self.surrogate, "needs_entropy", False)
 
     @property
     def needs_entropy_mask(self) -> bool:
@@ -362,7 +368,7 @@ class Objective:
     @property
     def needs_old_entropy(self) -> bool:
         """Entropies before the first update: for the entropy mask, or for an estimator that declares them."""
-        return self.needs_entropy_mask or getattr(self.baseline, "needs_entropy", False)
+        return self.needs_entropy_mask or self.needs.old_entropy or getattr(self.baseline, "needs_entropy", False)
 
     @property
     def needs_greedy_baseline(self) -> bool:
@@ -388,8 +394,18 @@ class Objective:
     def needs_sampling_logprobs(self) -> bool:
         """``loss`` wants ``sampling_logprobs``."""
         drawn = self.anchored_at_sampling or getattr(self.surrogate, "needs_sampling_logprobs", False)
-        compared = self.off_policy_mask is not None or self.anchor_coef > 0
+        compared = self.off_policy_mask is not None or self.needs.sampling_logprobs
         return drawn or compared or self.mismatch not in ("none", "auto")
+
+    @property
+    def needs(self) -> Needs:
+        """What the terms need."""
+        return reduce(or_, (term.needs for term in self.active_terms.values()), Needs())
+
+    @property
+    def active_terms(self) -> dict[str, Term]:
+        """The terms that were not removed."""
+        return {name: term for name, term in self.terms.items() if term is not None}
 
     def _declared(self, need: str) -> bool:
         """True if a part that is a class declares ``need``."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from grpo_pl.functional import covariance, kl, losses, trust_region
 from grpo_pl.objective.custom import SurrogateObjective, TokenBatch
 from grpo_pl.objective.fields import Objective
+from grpo_pl.objective.terms.hooks import with_losses, with_masks
 
 Stats = dict[str, Tensor]
 """Metrics of each token, (B, T), under TRL's names."""
@@ -33,17 +34,14 @@ def token_losses(a: Objective, tokens: TokenBatch, given: Mapping[str, Tensor]) 
             total = total + a.covariance_kl_coef * covariance.held_back(tokens.log_ratio, covariance_mask)
         stats["covariance/chosen"] = covariance_mask.to(total.dtype)
     weight, found = sampler_term(a, tokens)
-    total, stats = total * weight, stats | found
+    total, stats = with_masks(a.active_terms, total * weight, tokens), stats | found
     if a.needs_entropy_mask:
         total = total * given["entropy_mask"]
     if tokens.ref_logprobs is not None:
         token_kl = kl.estimate(a.kl_estimator, tokens.logprobs, tokens.ref_logprobs, tokens.log_ratio.exp())
         total = total + a.beta * token_kl if a.kl_in_loss else total
         stats["kl"] = token_kl
-    if tokens.sampling_logprobs is not None and a.anchor_coef > 0:
-        anchor = (tokens.logprobs - tokens.sampling_logprobs).square()
-        total = total + a.anchor_coef * anchor
-        stats["sampling/anchor"] = anchor
+    total = with_losses(a.active_terms, total, tokens, stats)
     if tokens.entropy is not None:
         total = total - a.entropy_coef * tokens.entropy
         stats["entropy"] = tokens.entropy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.functional.turn_credit import spread_over_tokens
 from grpo_pl.objective.algorithm import Advantages, GRPOAlgorithm
+from grpo_pl.objective.terms.base import CollectedTokens
+from grpo_pl.objective.terms.hooks import prepared
 from grpo_pl.policy.lora import adapters_off
 from grpo_pl.training.collect import Collected, gathered_values, pass_rates, reward_weights
 from grpo_pl.training.frozen_models import Teachers, TeacherScores
@@ -48,6 +50,10 @@ class Experience(Collected):
     @property
     def rollout(self) -> Rollout:
         return self.samples.rollout
+
+    def with_tokens(self, **tokens: Tensor) -> Experience:
+        """The same with other tensors of tokens, such as ``advantages``."""
+        return replace(self, tokens={**self.tokens, **tokens})
 
     @property
     def advantages(self) -> Tensor:
@@ -110,14 +116,19 @@ class ExperienceMaker:
             advantages = spread_over_tokens(by_turn, rollout.turn_index)
             active = active & (advantages.any(dim=1) | (not self.algorithm.skips_zeros))
         entropy = forced.pop("entropy", None)
+        kept_entropy = {} if entropy is None else {"entropy": entropy}
+        step = collected.samples.step
         tokens = forced | {"advantages": advantages}  # `ref_logprobs` are logged as `kl` even without such a loss
         if self.algorithm.needs_sampling_logprobs:
             tokens["sampling_logprobs"] = rollout.sampling_logprobs
         if self.algorithm.needs_entropy_mask and entropy is not None:
             tokens["entropy_mask"] = self._entropy_mask(entropy, kept)
         if self.algorithm.needs_covariance:
-            step = collected.samples.step
             tokens["covariance_mask"] = self._covariance_mask(forced["old_logprobs"], advantages, kept, step)
+        tokens |= prepared(
+            self.algorithm.active_terms,
+            CollectedTokens(tokens=tokens | kept_entropy, kept=kept, step=step, ranks=self.collective),
+        )
         taught = self._taught(policy, teachers, collected)
         if taught is not None and taught.logprobs is not None:
             tokens["teacher_logprobs"] = taught.logprobs

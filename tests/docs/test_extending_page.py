@@ -28,22 +28,23 @@ PAGE = page("extending")
 def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A module of everything that the page writes into ``my_parts.py``."""
     found = blocks(PAGE, "python", "# my_parts.py")
-    assert len(found) == 5
+    assert len(found) == 6
     as_module("my_parts", "\n".join(found), tmp_path, monkeypatch)
     return "my_parts"
 
 
 def test_a_run_takes_the_parts_of_the_page(command_line: Any, parts: str) -> None:
-    estimator, _, callback = map(yaml.safe_load, blocks(PAGE, "yaml"))
+    estimator, term, _, callback = map(yaml.safe_load, blocks(PAGE, "yaml"))
     algorithm = {"group_size": 4, "beta": 0.0, "surrogate": {"class_path": f"{parts}.PulledBack"}}
     config = command_line.config(
         "extended",
-        model__algorithm={**algorithm, **estimator["model"]["algorithm"]},
+        model__algorithm={**algorithm, **estimator["model"]["algorithm"], **term["model"]["algorithm"]},
         trainer={"accelerator": "cpu", "limit_val_batches": 0, **callback["trainer"]},
         data__steps=2,
     )
     command_line.done("fit", "--config", config)
     rows = list(csv.DictReader((command_line.runs / "extended" / "metrics.csv").open()))
+    assert all(float(row["leash"]) >= 0.0 for row in rows)
     assert all(float(row["longest_answer"]) == float(row["completions/max_length"]) for row in rows)
 
 

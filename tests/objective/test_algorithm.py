@@ -784,31 +784,6 @@ def test_the_share_of_tokens_whose_weight_is_cut_is_measured(mode, cut):
     assert (total.item(), count.item()) == (cut, 3)
 
 
-def test_the_anchor_adds_the_squared_log_ratio_to_what_drew_the_tokens():
-    """Beside DPPO as in prime-rl's default loss, token by token; a masked token of the policy term keeps its anchor."""
-    algorithm = replace(preset("dppo"), anchor_coef=0.3, entropy_coef=0.0)
-    drawn = [-1.0, -0.7, -2.3]
-    now = torch.tensor([[-1.2, -0.2, -2.0]], dtype=torch.float64, requires_grad=True)  # the second is too high
-    output = one_token(
-        algorithm,
-        logprobs=now,
-        sampling_logprobs=torch.tensor([drawn], dtype=torch.float64),
-        mask=torch.ones(1, 3, dtype=torch.bool),
-        weights=torch.full((1, 3), 0.5, dtype=torch.float64),
-    )
-    expected, slopes = 0.0, []
-    for lp, mu in zip(now[0].tolist(), drawn, strict=True):
-        inside = math.exp(lp) - math.exp(mu) <= 0.15
-        expected += 0.5 * (-2.0 * math.exp(lp - mu) * inside + 0.3 * (lp - mu) ** 2)
-        slopes.append(0.5 * (-2.0 * math.exp(lp - mu) * inside + 0.6 * (lp - mu)))
-    output.loss.backward()
-    assert output.loss.item() == pytest.approx(expected, rel=1e-10)
-    assert now.grad[0].tolist() == pytest.approx(slopes, rel=1e-10)
-    assert output.stats["sampling/anchor"][0].item() == pytest.approx(0.04 + 0.25 + 0.09)
-    assert algorithm.needs_sampling_logprobs and not algorithm.skips_zeros
-    assert GRPOAlgorithm(anchor_coef=0.1).needs_sampling_logprobs and not GRPOAlgorithm().needs_sampling_logprobs
-
-
 def test_the_share_of_demonstrations_stays_unless_it_decays():
     assert [GRPOAlgorithm(demonstration_coef=0.3).demonstration_share(n) for n in (0, 9)] == [0.3, 0.3]
     assert [preset("chord").demonstration_share(n) for n in (0, 200)] == [0.9, 0.05]

@@ -45,7 +45,6 @@ REFUSED = {
     "distillation": ["kl"],
     "distillation_mix": [0.0, 1.0, math.nan],
     "distillation_coef": [-0.5],
-    "anchor_coef": [-0.1],
     "demonstration_coef": [1.5],
     "demonstration_coef_final": [-0.1],
     "demonstration_decay_rollouts": [-1],

@@ -103,7 +103,7 @@ def test_an_estimator_gets_what_it_declares(rollout: Make) -> None:
     assert algorithm.needs_reference and not algorithm.needs_loss_reference and not algorithm.needs_entropy
     experience = rollout(algorithm)
     assert experience.advantages.flatten().tolist() == [0, 2, 1, 3]
-    assert experience.entropy_mask is None
+    assert "entropy_mask" not in experience.tokens
     (seen,) = estimator.seen
     assert seen.rewards.tolist() == [[0, 2], [1, 3]]
     assert seen.lengths.tolist() == [[1, 3], [2, 3]] and seen.truncated.tolist() == [[False, False], [False, True]]

@@ -241,7 +241,7 @@ def test_a_run_reports_its_budgets_and_a_resumed_one_goes_on(command_line: Any, 
         ({"model__sampling__thinking_budget": 0}, "thinking_budget must be at least 1"),
         (
             {"model__sampling__thinking_budget": 3, "model__partial_rollouts": {"part_length": 4}},
-            "thinking_budget does not go with model.partial_rollouts",
+            "model.partial_rollouts does not go with model.sampling.thinking_budget",
         ),
         (
             {"model__sampling__thinking_budget": 3, "model__template": {"thought_end": ""}},

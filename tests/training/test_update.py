@@ -184,8 +184,7 @@ def test_observations_have_no_part_in_the_loss_nor_in_any_of_its_figures(
     gradient = gradient_step.gradient(loss, model)
     once = replace(algorithm, num_iterations=1)
     experience = _experience(once, old=start, reference=reference, written=_own)
-    experience = replace(
-        experience,  # what stands at observations must not matter
+    experience = experience.with_tokens(  # what stands at observations must not matter
         old_logprobs=experience.old_logprobs.masked_fill(~experience.rollout.action_mask, torch.nan),
         ref_logprobs=experience.ref_logprobs.masked_fill(~experience.rollout.action_mask, torch.nan),
     )
@@ -336,9 +335,8 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(start: PreTrainedModel
     model, experience = copy.deepcopy(start), _experience()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
     if fault == "loss":
-        experience = replace(
-            experience, advantages=experience.advantages.clone().index_fill_(0, torch.tensor([2]), torch.nan)
-        )
+        advantages = experience.advantages.clone().index_fill_(0, torch.tensor([2]), torch.nan)
+        experience = experience.with_tokens(advantages=advantages)
     else:
         next(model.parameters()).register_hook(lambda gradient: gradient * torch.inf)
     result = _run(model, experience, optimizer=optimizer)
