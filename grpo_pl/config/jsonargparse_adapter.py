@@ -250,29 +250,34 @@ def explain(message: str, options: Iterable[str] = ()) -> str:
 
 
 _NESTED = (
-    r"^Parser key \"(?P<key>[\w.]+)\":? ?(?P<rest>.*)",
-    r"^Problem with given class_path '[\w.]+': (?P<rest>Parser key .*)",
-    r"^Unable to load config '.*' - (?P<rest>Parser key (?!.*Unable to load).*)",
-    r"^- Expected a path but .* either not accessible or invalid - (?P<rest>.*)",
+    r"Parser key \"(?P<key>[\w.]+)\":?\s*(?P<rest>.*)",
+    r"Problem with given class_path '[\w.]+':\s+(?P<rest>Parser key .*)",
+    r"Unable to load config '.*' - (?P<rest>Parser key (?!.*Unable to load).*)",
+    r"- Expected a path but .* either not accessible or invalid\s+- (?P<rest>.*)",
 )
 """Reports that wrap the one to show."""
-_UNION = r"^Does not validate against any of the Union subtypes .* ?Errors: - (?P<errors>.*) Given value type:"
+_ERRORS_OF_UNION = r"(?ms)Does not validate against any of the Union subtypes.*?^(?P<margin> *)Errors:\n(?P<errors>.*)"
+_SAYS_NOTHING = r"Expected a|Not of type|Not a valid subclass of \w+(?!\. Got value: [^\[])"
+"""Errors of a union for types that are not meant: another than the value's, or one part where a list is given."""
 
 
 def _innermost(message: str) -> tuple[str, str]:
     """Dotted name of the argument and what is wrong with it, out of the nested reports of jsonargparse."""
-    key, text = "", " ".join(message.split())
+    key, text = "", message.strip()
     while True:
-        if found := next(filter(None, (re.match(pattern, text) for pattern in _NESTED)), None):
+        if found := next(filter(None, (re.match(f"(?s){pattern}", text) for pattern in _NESTED)), None):
             name = found.groupdict().get("key") or key
             if name != "config":  # the option that brought the file
                 key = name if not key or f"{name}.".startswith(f"{key}.") else f"{key}.{name}"
             text = found["rest"]
             continue
-        union = re.match(_UNION, text)
-        telling = [part for part in union["errors"].split(" - ") if not part.startswith("Expected a")] if union else []
+        parts: list[str] = []
+        if union := re.match(_ERRORS_OF_UNION, text):  # one for each type; their own lists stand further to the right
+            errors = re.split(rf"(?m)^{union['margin']}Given value type:", union["errors"])[0]
+            parts = re.split(rf"(?m)^{union['margin']}  - ", errors)
+        telling = [part for part in parts if part and not re.match(_SAYS_NOTHING, part)]
         if not telling:
-            return key, text
+            return key, " ".join(text.split())
         text = telling[0]
 
 

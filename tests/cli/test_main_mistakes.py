@@ -40,8 +40,6 @@ USAGE = [
     Refused("unexpected argument 'overlay.yaml'; did you mean --config overlay.yaml?", ["overlay.yaml"]),
     Refused("unexpected argument 'data.steps'; did you mean --data.steps?", ["data.steps=3"]),
     Refused("unexpected argument 'data.stps'; did you mean --data.steps?", ["data.stps=3"]),
-    Refused("--ckpt_path is 'last', a word of Lightning's: give the file", ["--ckpt_path", "last"]),
-    Refused("--ckpt_path is 'best', a word of Lightning's: give the file", ["--ckpt_path=best"]),
     Refused("seed_everything must be bool or int, got 'x'", ["--seed_everything", "x"]),
     Refused("unknown key 'data.stps'; did you mean data.steps?", text="data: {stps: 3}"),
     Refused("model.algorithm must be a mapping of fields, got null.", text="model: {algorithm: null}"),
@@ -60,6 +58,14 @@ USAGE = [
     Refused(
         f"data.source: {ADDITION} has no argument 'init_arg.digits'; did you mean init_args?",
         text=f"data: {{source: {{class_path: {ADDITION}, init_arg: {{digits: 2}}}}}}",
+    ),
+    Refused(
+        "trainer.logger: lightning.pytorch.loggers.CSVLogger has no argument 'save_dirr'; did you mean save_dir?",
+        ["--trainer.logger=[{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dirr: x}}]"],
+    ),
+    Refused(
+        "trainer.logger.version must be int, str or null, got '[3]'",
+        ["--trainer.logger=[{class_path: CSVLogger, init_args: {save_dir: x, version: [3]}}]"],
     ),
     # names of TRL, of other trainers and of earlier versions
     Refused("unknown option --model.algorithm.num_generations; here that is model.algorithm.group_size",
@@ -96,6 +102,8 @@ VALUES = [
     Refused("--name must be the name of a folder, without slashes, got 'a/b'", ["--name=a/b"]),
     Refused("--name must be the name of a folder, without slashes, got '..'", ["--name=.."]),
     Refused("there is no checkpoint none.ckpt", ["--ckpt_path=none.ckpt"]),
+    Refused("--ckpt_path is 'last', a word of Lightning's: give the file", ["--ckpt_path", "last"]),
+    Refused("--ckpt_path is 'best', a word of Lightning's: give the file", ["--ckpt_path=best"]),
     Refused("trainer: `devices` selected with `CPUAccelerator`", ["--trainer.devices=x"]),
     Refused("invalid accelerator name", ["--trainer.accelerator=tpuu"]),
     Refused("data.prompts_per_step=4 does not divide among 3 processes: set a multiple", ["--trainer.devices=3"]),
@@ -149,10 +157,14 @@ def test_without_a_configuration_fit_says_how_to_give_one(command_line: Any) -> 
     )
 
 
-def test_a_part_that_lacks_its_package_says_what_to_install(command_line: Any) -> None:
+COMET = "lightning.pytorch.loggers.CometLogger"
+
+
+@pytest.mark.parametrize("given", [COMET, f"[{{class_path: CSVLogger, init_args: {{save_dir: x}}}}, {COMET}]"])
+def test_a_part_that_lacks_its_package_says_what_to_install(command_line: Any, given: str) -> None:
     if importlib.util.find_spec("comet_ml") is not None:
         pytest.skip("comet_ml is installed")
-    logger = "--trainer.logger=lightning.pytorch.loggers.CometLogger"
+    logger = f"--trainer.logger={given}"
     outcome = command_line("fit", "--config", command_line.config("usage"), logger)
     assert outcome.status == 1
     assert "lightning.pytorch.loggers.CometLogger: Requirement 'comet-ml" in outcome.err

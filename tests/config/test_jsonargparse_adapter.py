@@ -4,6 +4,7 @@ import contextlib
 import io
 import re
 from argparse import ArgumentError
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -179,6 +180,16 @@ REPORTS = {
     "--rewards+=os.path.join": "rewards: os.path.join is no Reward",
     "--config={rewards: [{weight: 1}]}": "rewards: an entry has no class_path that says which Reward is meant",
     "--config={rewards: [5]}": "rewards must be a Reward, given by class_path and init_args, got '5'",
+    "--some=[grpo_pl.rewards.MatReward]": "there is no grpo_pl.rewards.MatReward; did you mean MathReward?",
+    "--some=[{class_path: ExactReward}, {class_path: MathReward, init_args: {wrkers: 1}}]": "some: "
+    "grpo_pl.rewards.MathReward has no argument 'wrkers'; did you mean workers?",
+    "--some=[{class_path: FunctionReward, init_args: {name: [3]}}]": "some.name must be of type str, got '[3]'",
+    "--some=[{class_path: FunctionReward, init_args: {function: f, conversational: 3}}]": "some.conversational must be "
+    "bool or null, got '3'",
+    "--some=[os.path.join]": "some: os.path.join is no Reward",
+    "--some=[{weight: 1}]": "some: an entry has no class_path that says which Reward is meant",
+    "--some=[5]": "some must be a Reward, given by class_path and init_args, got '5'",
+    "--some=5": "some must be Reward, a list, bool or null, got '5'",
     "--part.count=x": "part.count must be int or null, got 'x'",
     "--maybe=false": "maybe must be Part or null, got 'false'",
     "--maybe.mode=c": "maybe.mode must be a or b, got 'c'",
@@ -195,6 +206,7 @@ def _report(argument: str) -> str:
     parser = adapter.Parser(exit_on_error=False)
     parser.add_argument("--config", action="config")
     parser.add_argument("--rewards", type=list[Reward], sub_configs=True)
+    parser.add_argument("--some", type=Reward | Iterable[Reward] | bool | None, sub_configs=True)  # as trainer.logger
     parser.add_argument("--part", type=Part, sub_configs=True)
     parser.add_argument("--maybe", type=Part | None, sub_configs=True)
     parser.add_argument("--size", type=int)
