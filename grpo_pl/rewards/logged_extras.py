@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,8 @@ class LoggedExtras:
     def log_extra(self, by: str, column: str, values: Sequence[Any]) -> None:
         """Adds a column to the table of completions; what the reward ``by`` logged before under this name is kept.
 
+        Values are kept as JSON has them: those of NumPy and PyTorch as Python's, numbers that are not finite as None.
+
         Raises:
             ValueError: more or fewer than one value per completion.
         """
@@ -57,7 +60,7 @@ class LoggedExtras:
             if all(cells[row] is None for row in rows):
                 break
         for row, value in zip(rows, given, strict=True):
-            cells[row] = value
+            cells[row] = _plain(value)
 
     def log_metric(self, name: str, value: float) -> None:
         """Adds a value to a metric; its mean over all calls of a rollout is logged."""
@@ -72,6 +75,16 @@ class LoggedExtras:
             yield
         finally:
             _current.reset(token)
+
+
+def _plain(value: Any) -> Any:
+    if callable(to_python := getattr(value, "tolist", None)):
+        value = to_python()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple | Set) else value
 
 
 _DROPS_ALL = LoggedExtras(0, kept=False)

@@ -1,11 +1,16 @@
 import asyncio
+import json
+import math
 import pickle
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 from grpo_pl.rewards import ExactReward, FunctionReward, PerSource, Reward
 from grpo_pl.rewards.base import MissingColumn
@@ -232,6 +237,24 @@ def test_notes_of_one_name_are_all_kept(file: Path) -> None:
     }
     apart = PerSource(rewards={"x": FunctionReward(function=f"{file}:notes_too"), "y": nap})
     assert scored(apart, completions=["a", "b"], source=["x", "y"], **columns).extra == {"note": ["A", "B"]}
+
+
+def test_notes_are_kept_as_json_has_them() -> None:
+    given = [
+        np.float32(0.5), np.int64(3), np.bool_(True), np.array([[1, 2]]), torch.tensor(2.5), torch.ones(2),
+        math.nan, -math.inf, np.float64("nan"), {"a": (np.int8(1), [math.nan]), np.int64(7): {np.str_("t")}}, "text",
+        None,
+    ]  # fmt: skip
+
+    def noting(completions: list[str], log_extra: Callable[..., None]) -> list[float]:
+        log_extra("note", given)
+        log_extra("array", np.arange(len(completions)))
+        return [0.0] * len(completions)
+
+    extra = scored(FunctionReward(function=noting), completions=["c"] * len(given)).extra
+    plain = [0.5, 3, True, [[1, 2]], 2.5, [1.0, 1.0], None, None, None, {"a": [1, [None]], "7": ["t"]}, "text", None]
+    written = {"note": plain, "array": list(range(len(given)))}
+    assert json.dumps(extra, allow_nan=False) == json.dumps(written)
 
 
 def test_rewards_inside_a_reward_note_their_own_rows(file: Path) -> None:
