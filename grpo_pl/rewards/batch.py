@@ -6,6 +6,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -146,7 +147,9 @@ def score_one(reward: Reward, completions: Sequence[str], answers: Sequence[str]
     """One reward's scores; see `score_completions`."""
     try:
         try:
-            row = reward(completions, answers, columns)
+            # copies, for a reward may change what it gets in place, and others read the same
+            copies = {name: list(map(_copied, cells)) for name, cells in columns.items()}
+            row = reward(list(completions), list(answers), copies)
         except SystemExit as error:  # else the run would end as if it were done
             exited = RuntimeError(f"sys.exit({error.code!r}) was called")
             for note in getattr(error, "__notes__", ()):
@@ -164,6 +167,20 @@ def score_one(reward: Reward, completions: Sequence[str], answers: Sequence[str]
         warnings.warn(f"reward {reward.name!r} failed and scores None (on_error: none): {problem}", stacklevel=2)
         return [Score(None, "unavailable", problem)] * len(completions)
     return row
+
+
+def _copied(cell: Any) -> Any:
+    """A value of its own: plain ones of JSON, such as ids of tokens, go without the cost of ``deepcopy``."""
+    if type(cell) in (str, int, float, bool, type(None)):
+        return cell
+    if type(cell) is list:
+        return [_copied(item) for item in cell]
+    if type(cell) is dict:
+        return {key: _copied(item) for key, item in cell.items()}
+    try:
+        return deepcopy(cell)
+    except Exception:  # an object of the user's own that cannot be copied, such as a lock, is shared
+        return cell
 
 
 def _text_of(error: Exception) -> str:

@@ -1,14 +1,16 @@
 """Several rewards at once: sums, what a right answer is, and rewards that do not keep to the contract."""
 
+import copy
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from grpo_pl.rewards import ExactReward, FormatReward
-from grpo_pl.rewards.base import MissingColumn, Reward, Score
+from grpo_pl.rewards import ExactReward, FormatReward, PerSource
+from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score
 from grpo_pl.rewards.batch import check_rewards, score_completions
 
 
@@ -98,6 +100,44 @@ def test_each_reward_sees_the_whole_batch_once() -> None:
     reward = Given(scores=[Score(0.0, "wrong")] * 2)
     score_completions([reward], completions=["x", "y"], answers=["1", "2"], columns={"prompt": ["p", "q"]})
     assert reward.calls == [(["x", "y"], ["1", "2"], {"prompt": ["p", "q"]})]
+
+
+@dataclass(kw_only=True)
+class Emptying(Reward):
+    """Scores what it reads in all its cells, which it empties."""
+
+    name: str = "emptying"
+    seen: list[Any] = field(default_factory=list, init=False)
+
+    def __call__(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[Score]:
+        self.seen.append(copy.deepcopy((completions, answers, dict(columns))))
+        for column in (completions, answers, *columns.values()):
+            for cell in column:
+                for part in (cell, *(cell if isinstance(cell, list) else ())):
+                    if isinstance(part, list | dict | set):
+                        part.clear()
+            assert isinstance(column, list)
+            column[:] = [""] * len(column)
+        return [Score(0.0, "wrong")] * len(completions)
+
+
+def test_a_reward_that_changes_its_cells_changes_them_for_no_other() -> None:
+    shared = [{"role": "user", "content": "u"}]  # of all completions of one prompt
+    tests = {"inputs": ["1"], "outputs": ["2"]}
+    columns = {"messages": [shared, shared], "tests": [tests, tests], "ids": [[1, 2], [3]], "tags": [{"a"}, None]}
+    columns["source"] = ["x", "x"]
+    before = (["c", "d"], ["1", "2"], copy.deepcopy(columns))
+    first, last, inner = Emptying(), Emptying(name="last"), Emptying(name="inner")
+    rewards = [first, PerSource(rewards={"x": inner}), last]
+    score_completions(rewards, completions=["c", "d"], answers=["1", "2"], columns=columns)
+    assert first.seen == inner.seen == last.seen == [before]
+    assert columns == before[2]
+
+
+def test_a_cell_that_cannot_be_copied_is_given_as_it_is() -> None:
+    reward, lock = Given(scores=[Score(0.0, "wrong")]), threading.Lock()
+    score_completions([reward], completions=["c"], answers=["a"], columns={"lock": [lock]})
+    assert reward.calls[0][2]["lock"][0] is lock
 
 
 @pytest.mark.parametrize(
