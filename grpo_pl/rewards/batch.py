@@ -164,7 +164,8 @@ def score_one(reward: Reward, completions: Sequence[str], answers: Sequence[str]
         if reward.on_error == "raise":
             raise
         problem = " ".join(f"{type(error).__name__}: {_text_of(error)}".split())[:200]
-        warnings.warn(f"reward {reward.name!r} failed and scores None (on_error: none): {problem}", stacklevel=2)
+        told = f"{problem}, {'; '.join(error.__notes__)}"
+        warnings.warn(f"reward {reward.name!r} failed and scores None (on_error: none): {told}", stacklevel=2)
         return [Score(None, "unavailable", problem)] * len(completions)
     return row
 

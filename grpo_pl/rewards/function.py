@@ -137,13 +137,10 @@ class FunctionReward(Reward):
             values = self._call(**arguments)
             if inspect.iscoroutine(values):
                 values = run_coroutine(values)
+            return self._scores(values, len(completions))
         except (Exception, SystemExit) as error:
             error.add_note(f"raised by the reward function {_shown(self.function)}")
             raise
-        if isinstance(values, str | bytes | Mapping | Set) or not isinstance(values, Iterable):
-            what = "None" if values is None else f"a {type(values).__name__}"
-            raise TypeError(f"function {_shown(self.function)} returned {what}: return a list of numbers or None.")
-        return self._scores(list(values), len(completions))
 
     def _arguments(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> dict[str, Any]:
         arguments: dict[str, Any] = {"answer": list(answers), **{k: list(v) for k, v in columns.items()}}
@@ -170,7 +167,11 @@ class FunctionReward(Reward):
             )
         return {name: value for name, value in arguments.items() if self._takes_all or name in self._names}
 
-    def _scores(self, values: list[Any], count: int) -> list[Score]:
+    def _scores(self, returned: Any, count: int) -> list[Score]:
+        if isinstance(returned, str | bytes | Mapping | Set) or not isinstance(returned, Iterable):
+            what = "None" if returned is None else f"a {type(returned).__name__}"
+            raise TypeError(f"function {_shown(self.function)} returned {what}: return a list of numbers or None.")
+        values = list(returned)
         if len(values) != count:
             raise ValueError(f"function {_shown(self.function)} returned {len(values)} values for {count} completions.")
         scores = []

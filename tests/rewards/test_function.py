@@ -136,6 +136,19 @@ def test_wrong_results_name_the_function(file: Path) -> None:
     assert "mine.py:broken" in error.value.__notes__[0]
 
 
+@pytest.mark.parametrize("name", ["short", "infinite", "broken", "ragged", "late_and_broken"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_whatever_goes_wrong_names_the_function_and_not_the_reward_alone(file: Path, name: str, inside: bool) -> None:
+    mine = FunctionReward(function=f"{file}:{name}")
+    reward = PerSource(rewards={"x": mine}) if inside else mine
+    with pytest.raises(Exception) as error:
+        scored(reward, completions=["a", "b"], source=["x", "x"])
+    assert error.value.__notes__ == [f"raised by the reward function '{file}:{name}'"]
+    mine.on_error = "none"
+    with pytest.warns(UserWarning, match=rf"mine\.py:{name}"):
+        scored(reward, completions=["a", "b"], source=["x", "x"])
+
+
 @pytest.mark.parametrize("kind", ["plain", "async"])
 @pytest.mark.parametrize(
     ("result", "said"),
