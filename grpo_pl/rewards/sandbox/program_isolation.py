@@ -249,6 +249,7 @@ def _build_root() -> None:
             _mount("none", target, None, _REMOUNT | _BIND | _READ_ONLY | _NO_SUID | _NO_DEVICES | kept)
         os.close(source)
     os.mkdir("/tmp/tmp")
+    os.symlink("/tmp", "/tmp/dev/shm")  # the program's folder, where locks of multiprocessing, as of thread pools, lie
     os.chdir("/tmp")
     number = _PIVOT_ROOT.get(os.uname().machine, -1)
     _check(_libc.syscall(ctypes.c_long(number), b".", b"."), "pivot_root")

@@ -82,7 +82,7 @@ def run(task: dict[str, Any], names: dict[str, Any]) -> None:
     _make_new(handlers)
     calls = task["steps"] is not None
     module = types.ModuleType("solution" if calls else "__main__")
-    module.__dict__.update(names)
+    module.__dict__.update(names, __file__="/tmp/program.py")  # in its folder; the file itself is nowhere
     sys.modules[module.__name__] = module
     code = 0
     try:

@@ -94,6 +94,9 @@ def reward(level: str) -> CodeReward:
         ("import threading\ndef g(): print(sum(map(int, input().split())))\nthreading.Thread(target=g).start()", ADD),
         ("from decimal import Decimal\nfrom fractions import Fraction\nimport heapq, re, string, zlib, typing\n"
          "print(sum(map(int, input().split())))", ADD),
+        ("import os\nassert os.path.isabs(__file__) and os.path.basename(__file__) == 'program.py'\n"
+         "print(sum(map(int, input().split())))", ADD),
+        ("import os\ndef square(x): return os.path.dirname(__file__) and x * x", SQUARE),
         ("square = lambda x: x * x", SQUARE),
         ("def square(x):\n    print('so', x)\n    return pow(x, 2)", SQUARE),
         ("class Solution:\n    def both(self, a: List[int], b: Optional[int] = None): return (a, b)",
@@ -252,6 +255,20 @@ def test_a_folder_to_write_to_and_the_whole_library_are_there_behind_namespaces(
     )
     (score,) = scores(reward, program, ADD)
     assert score.value == (1.0 if level == "namespaces" else 0.0)
+
+
+POOLS = ["multiprocessing.dummy import Pool", "multiprocessing.pool import ThreadPool as Pool",
+         "concurrent.futures import ThreadPoolExecutor as Pool"]  # fmt: skip
+
+
+def test_pools_of_threads_work_behind_namespaces_and_pools_of_processes_nowhere(level: str, reward: CodeReward) -> None:
+    program = "print(sum(Pool(3).map(int, input().split())))"
+    found = scores(reward, [f"from {pool}\n{program}" for pool in POOLS], ADD)
+    assert [score.value for score in found] == [1.0 if level == "namespaces" else 0.0] * len(POOLS)
+    (full,) = scores(reward, "for name in ('/dev/shm/a', '/tmp/b'): open(name, 'wb').write(b'x' * 10**7)", ADD)
+    assert full.value == 0.0 and ("No space left" in full.detail) == (level == "namespaces")  # it is the same folder
+    processes = scores(reward, [f"from multiprocessing import Pool\n{program}"], ADD)
+    assert processes[0].value == 0.0
 
 
 LOOKS = f"""
