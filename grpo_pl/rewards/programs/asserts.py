@@ -91,14 +91,17 @@ class BadTests(ValueError):
     """A text that holds no tests, or a test whose expectation cannot be told from its question."""
 
 
-def take_apart(test: ast.expr) -> tuple[list[str], Callable[[Sequence[Any]], bool]]:
+def take_apart(test: ast.expr, held: frozenset[str] = frozenset()) -> tuple[list[str], Callable[[Sequence[Any]], bool]]:
     """The questions of an assertion to the program, and whether it holds for the values that the program gives back.
+
+    Args:
+        held: names of variables that hold what the program made or changed (see `Variables`).
 
     Raises:
         BadTests: it holds something else than calls, literals, comparisons, arithmetic and the functions above.
     """
     asked: list[str] = []
-    evaluation = _evaluation(test, asked)
+    evaluation = _evaluation(test, asked, held)
     if not asked:
         raise BadTests(f"{ast.unparse(test)[:60]!r} asks the program for nothing")
 
@@ -111,14 +114,14 @@ def take_apart(test: ast.expr) -> tuple[list[str], Callable[[Sequence[Any]], boo
     return asked, holds
 
 
-def _evaluation(node: ast.expr, asked: list[str]) -> Evaluate:
+def _evaluation(node: ast.expr, asked: list[str], held: frozenset[str]) -> Evaluate:
     """How to evaluate ``node``; ``asked`` gets its questions to the program."""
 
     def each(nodes: Iterable[ast.expr]) -> Callable[[Sequence[Any]], list[Any]]:
-        parts = [_evaluation(part, asked) for part in nodes]
+        parts = [_evaluation(part, asked, held) for part in nodes]
         return lambda values: [part(values) for part in parts]
 
-    if _is_question(node):
+    if _is_question(node, held):
         place = len(asked)
         asked.append(ast.unparse(node))
         return lambda values: values[place]
@@ -133,13 +136,13 @@ def _evaluation(node: ast.expr, asked: list[str]) -> Evaluate:
             return lambda values: known(*plain(values), **dict(zip(names, named(values), strict=True)))
         case ast.Compare(left=left, ops=signs, comparators=others):
             compare = [_COMPARISONS[type(sign)] for sign in signs]
-            sides = [_evaluation(side, asked) for side in (left, *others)]
+            sides = [_evaluation(side, asked, held) for side in (left, *others)]
             return lambda values: _all_hold(compare, (side(values) for side in sides))
         case ast.BoolOp(op=kind, values=nodes):
-            conditions, decisive = [_evaluation(part, asked) for part in nodes], isinstance(kind, ast.Or)
+            conditions, decisive = [_evaluation(part, asked, held) for part in nodes], isinstance(kind, ast.Or)
             return lambda values: _first_that_is(decisive, (condition(values) for condition in conditions))
         case ast.UnaryOp(op=kind) if type(kind) in _SIGNS:
-            sign, operand = _SIGNS[type(kind)], _evaluation(node.operand, asked)
+            sign, operand = _SIGNS[type(kind)], _evaluation(node.operand, asked, held)
             return lambda values: sign(operand(values))
         case ast.BinOp(left=left, op=kind, right=right) if type(kind) in _ARITHMETIC:
             pair = each([left, right])
@@ -169,19 +172,63 @@ def _all_hold(compare: Sequence[Callable[[Any, Any], Any]], sides: Iterable[Any]
     return all(holds(*pair) for holds, pair in zip(compare, pairwise(sides), strict=True))
 
 
-def _is_question(node: ast.expr) -> bool:
-    """True if the program may be asked for all of ``node``: a call of it, and what is done to that alone."""
+class Variables:
+    """The variables of tests that hold what the program made or changed: bound to what a call of it returned, or given
+    to one. Others, such as ``expected = [1, 2]``, are never asked of it."""
+
+    def __init__(self) -> None:
+        self.held: frozenset[str] = frozenset()
+        self._of_tests: set[str] = set()
+        """Names that the tests define, import or bind to values of their own: calls of these are not the program's."""
+
+    def calls(self, node: ast.AST) -> list[ast.Call]:
+        """The calls of the program in a node."""
+        calls = (inner for inner in ast.walk(node) if isinstance(inner, ast.Call) and _known(inner.func) is None)
+        return [call for call in calls if not _why_not(call) and not _names(call.func) & self._of_tests]
+
+    def follow(self, statement: ast.stmt) -> None:
+        """Takes in what a statement of the tests does to them."""
+        match statement:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                self._of_tests.add(name)
+                return
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                self._of_tests.update((alias.asname or alias.name).partition(".")[0] for alias in aliases)
+                return
+            case ast.Assign(targets=targets, value=value):
+                bound = frozenset().union(*map(_names, targets))
+                if _is_question(value, self.held) and (self.calls(value) or _names(value) & self.held):
+                    self.held |= bound
+                    self._of_tests -= bound
+                else:
+                    self.held -= bound
+                    if not isinstance(value, ast.Name) or value.id in self._of_tests:  # else a function of the program
+                        self._of_tests |= bound
+        for call in self.calls(statement):
+            given = [*call.args, *(keyword.value for keyword in call.keywords)]
+            self.held |= {argument.id for argument in given if isinstance(argument, ast.Name)}
+
+
+def _names(node: ast.AST) -> frozenset[str]:
+    return frozenset(inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name))
+
+
+def _is_question(node: ast.expr, held: frozenset[str]) -> bool:
+    """True if the program may be asked for all of ``node``: a call of it or a variable that it made or changed, and
+    what is done to that alone."""
     match node:
+        case ast.Name(id=name):
+            return name in held
         case ast.Attribute(value=inner) | ast.Starred(value=inner):
-            return _is_question(inner)
+            return _is_question(inner, held)
         case ast.Subscript(value=inner, slice=place):
-            return _is_question(inner) and not any(isinstance(n, ast.Call | ast.Name) for n in ast.walk(place))
+            return _is_question(inner, held) and not any(isinstance(n, ast.Call | ast.Name) for n in ast.walk(place))
         case ast.List(elts=[inner]) | ast.Tuple(elts=[inner]) | ast.Set(elts=[inner]) if isinstance(inner, ast.Starred):
-            return _is_question(inner)
+            return _is_question(inner, held)
         case ast.Call(func=ast.Attribute(value=ast.Constant(), attr="join"), args=[inner], keywords=[]):
-            return _is_question(inner)
+            return _is_question(inner, held)
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=keywords) if name in ASKED:
-            others = [a for a in arguments if not _is_question(a)]
+            others = [a for a in arguments if not _is_question(a, held)]
             only = len(arguments) - len(others) == 1
             named = all(isinstance(k.value, ast.Constant) or _is_function(k.value) for k in keywords)
             return only and named and all(_is_function(o) or _is_setting(name, o) for o in others)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from grpo_pl.rewards.programs.asserts import BadTests, take_apart
+from grpo_pl.rewards.programs.asserts import BadTests, Variables, take_apart
 from grpo_pl.rewards.programs.values import Unreadable, read_result, same_output, same_value
 
 Step = dict[str, Any]
@@ -157,18 +157,29 @@ def _of_python(source: str) -> Suite:
     those that follow them."""
     steps: list[Step] = []
     tests: list[tuple[int, Callable[[Sequence[Any]], bool]]] = []
+    variables, before = Variables(), 0
     for statement in _statements(ast.parse(source)):
         if isinstance(statement, ast.Assert):
-            asked, holds = take_apart(statement.test)
+            asked, holds = take_apart(statement.test, variables.held)
             steps += [{"eval": question} for question in asked]
-            tests.append((len(asked), holds))
+            tests.append((before + len(asked), _behind(before, holds)))
+            before = 0
         elif any(isinstance(node, ast.Assert) for node in ast.walk(statement)):
             raise BadTests(f"{ast.unparse(statement).splitlines()[0][:60]!r} holds assertions: they must stand alone")
+        elif isinstance(statement, ast.Expr) and variables.calls(statement):
+            steps.append({"eval": f"({ast.unparse(statement)}, None)[1]"})  # its error fails the next assertion
+            before += 1
         else:
             steps.append({"exec": ast.unparse(statement)})
+        variables.follow(statement)
     if not tests:
         raise BadTests("no assertion")
     return (_asking(tuple(steps), tests),)
+
+
+def _behind(before: int, holds: Callable[[Sequence[Any]], bool]) -> Callable[[Sequence[Any]], bool]:
+    """``holds`` for values behind those of calls whose results are not looked at."""
+    return lambda values: holds(values[before:])
 
 
 def _statements(tree: ast.Module) -> Iterable[ast.stmt]:

@@ -111,6 +111,31 @@ def test_right_programs_earn_1_at_each_level(reward: CodeReward, program: str, t
     assert (score.value, score.status) == (1.0, "ok"), score
 
 
+IN_PLACE = "xs = [3, 1, 2]\nsort_in_place(xs)\nassert xs == [1, 2, 3]\nassert sort_in_place([]) is None"
+
+
+@pytest.mark.parametrize(
+    ("body", "value"),
+    [
+        ("xs.sort()", 1.0),
+        ("xs[:] = sorted(xs)", 1.0),
+        ("return sorted(xs)", 0.0),
+        ("xs.reverse()", 0.0),
+        ("1 / 0", 0.0),
+    ],
+)
+def test_a_function_that_works_in_place_is_judged_by_what_it_changed(
+    reward: CodeReward, body: str, value: float
+) -> None:
+    assert scores(reward, f"def sort_in_place(xs): {body}", IN_PLACE)[0].value == value
+
+
+def test_a_call_in_the_tests_that_raises_fails_them(reward: CodeReward) -> None:
+    tests = "xs = [1, 2, 3]\nsort_in_place(xs)\nassert xs == [1, 2, 3]"
+    (score,) = scores(reward, "def sort_in_place(xs): raise KeyError(7)", tests)
+    assert (score.value, score.status) == (0.0, "wrong") and "KeyError: 7" in score.detail
+
+
 VALUES = {
     "generator": "def f(n):\n    for i in range(n): yield i",
     "endless generator": "import itertools\ndef f(n): return itertools.count()",

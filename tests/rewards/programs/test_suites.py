@@ -76,6 +76,43 @@ def test_check_of_humaneval_is_taken_apart() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        ("xs = [3, 1]\nsort(xs)\nassert xs == [31337]", ["(sort(xs), None)[1]", "xs"]),
+        ("xs = [3, 1]\nassert sort(xs) is None\nassert xs == [31337] and len(xs) == 2", ["sort(xs)", "xs", "len(xs)"]),
+        ("d = {}\nSolution().fill(d, n=3)\nassert sorted(d)[0] == 31337",
+         ["(Solution().fill(d, n=3), None)[1]", "sorted(d)[0]"]),
+        ("a, b = split([1])\nassert a == 31337 != b", ["a", "b"]),
+        ("s = Stack()\ns.push(3)\nassert s.items == [31337]", ["(s.push(3), None)[1]", "s.items"]),
+        ("def check(candidate):\n    xs = [1]\n    candidate(xs)\n    assert xs == [31337]\ncheck(sort)",
+         ["(candidate(xs), None)[1]", "xs"]),
+        ("xs = ys = [1]\nsort(xs)\nzs = xs\nassert zs[1:] == [31337]", ["(sort(xs), None)[1]", "zs[1:]"]),
+    ],
+)  # fmt: skip
+def test_variables_that_a_call_made_or_changed_are_asked_of_the_program(text: str, asked: list[str]) -> None:
+    (run,) = read_suite(text)
+    assert [step["eval"] for step in run.steps or () if "eval" in step] == asked
+    assert "31337" not in given((run,))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "expected = [31337]\nassert f(1) == expected", "expected = [31337]\nxs = [1]\nsort(xs)\nassert xs == expected",
+        "ok = f(1) == 31337\nassert ok", "got, expected = f(1), 31337\nassert got == expected",
+        "def g(x): return 31337\nexpected = g(1)\nassert f(1) == expected",
+        "from copy import copy\nexpected = copy([31337])\nassert f(1) == expected",
+        "xs = [1]\nsort(xs)\nxs = [31337]\nassert f(1) == xs",
+        "ys = [31337]\nall = []\nall.append(ys)\nassert f(1) == ys",
+        "ys = [31337]\nf(ys[0])\nassert f(1) == ys", "ys = [31337]\nprint(ys)\nassert f(1) == ys",
+    ],
+)  # fmt: skip
+def test_variables_of_the_tests_themselves_are_never_asked_of_the_program(text: str) -> None:
+    with pytest.raises(BadTests, match="no call"):
+        read_suite(text)
+
+
+@pytest.mark.parametrize(
     ("assertion", "values", "holds"),
     [
         ("f(1) == g(1)", [5, 5], True), ("f(1) == g(1)", [5, 6], False),
