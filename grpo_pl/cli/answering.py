@@ -134,25 +134,40 @@ def load_answerer(trained: ServedModel, device: str, **sampling: Any) -> Answere
 
 
 def leave_no_room(
-    problems: Iterable[Problem], total: int, fits: Fits, say: Callable[[str], Any], part: str = "", split: str = ""
+    problems: Iterable[Problem],
+    total: int,
+    fits: Fits,
+    say: Callable[[str], Any],
+    part: str = "",
+    split: str = "",
+    *,
+    drop_refused: bool = False,
 ) -> set[int]:
     """Ids of the problems that do not fit into the model's context; says how many of ``total`` they are.
+
+    Args:
+        drop_refused: those that the chat template refuses are among them, unless it refuses all.
 
     Raises:
         ValueError: none fits, or the chat template refuses one.
     """
-    long = set[int]()
+    long, refused, refusal = set[int](), set[int](), ""
     for problem in problems:
         try:
             long |= set() if fits(problem.asked) else {problem.id}
         except ValueError as error:
-            raise ValueError(f"{part}{split}prompt {problem.id}: {error}") from error
+            refusal = refusal or f"prompt {problem.id}: {error}"
+            refused.add(problem.id)
+            if not drop_refused or len(refused) == total:
+                raise ValueError(f"{part}{split}{refusal}") from error
+    if refused:
+        say(f"{part}{len(refused)} of {total} {split}prompts are refused and left out; the first: {refusal}")
     what = f"{part}{len(long)} of {total} {split}prompts leave no room for a completion"
-    if long and len(long) == total:
+    if long and len(long | refused) == total:
         raise ValueError(f"{what}: {fits}. Lower {fits.setting}.")
     if long:
         say(f"{what} and are left out: {fits}.")
-    return long
+    return long | refused
 
 
 def training_problems(source: PromptSource, count: int) -> list[Problem]:

@@ -272,10 +272,13 @@ def _check_source(
         source.problems(split)  # reads files and downloads
     for note in getattr(source, "notes", ()):
         say(f"{part}{note}")
+    drop = getattr(source, "bad_rows", "refuse") == "drop"
     for split in SPLITS:
         problems = source.problems(split)
-        if problems and (too_long := leave_no_room(problems, len(problems), fits, say, part, f"{split} ")):
-            source.leave_out({split: too_long})
+        if not problems:
+            continue
+        if out := leave_no_room(problems, len(problems), fits, say, part, f"{split} ", drop_refused=drop):
+            source.leave_out({split: out})
     if judge is None:
         return  # nothing is compared with gold answers
     for split in SPLITS:
@@ -284,7 +287,7 @@ def _check_source(
         if not bad:
             continue
         what = f"{part}{split}: {describe_bad_golds(bad, len(problems))}"
-        if getattr(source, "bad_rows", "refuse") == "refuse" or len(bad) == len(problems):
+        if not drop or len(bad) == len(problems):
             raise ValueError(f"{what}. Mend them, or set data.source.bad_rows to drop.")
         source.leave_out({split: {problems[gold.row].id for gold in bad}})
         say(f"{what}; left out.")

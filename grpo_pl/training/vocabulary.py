@@ -156,7 +156,10 @@ def texts_of_run(
             read.append(("val", source.validation(data.val_prompts), None))
         for split, prompts, leaf in read:
             for prompt in prompts:
-                rendered = template.render(prompt.asked, tokenizer)
+                try:
+                    rendered = template.render(prompt.asked, tokenizer)
+                except ValueError:  # the chat template refuses it: said, or left out, where lengths are looked at
+                    continue
                 gold = "".join(prompt.answer.split())  # its white space need not be written to answer right
                 for kind, text in (("prompts", rendered), ("gold answers", gold)):
                     yield RunText(place=f"{split} {kind}", text=text, source=leaf, split=split, prompt=prompt.id)

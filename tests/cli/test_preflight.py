@@ -63,7 +63,7 @@ def test_columns_rows_and_lengths_are_looked_at(command_line: Any, tmp_path: Pat
     assert "has no column 'problem'; its columns are question, answer" in refused(_sums(9), question="problem")
     assert "lower data.prompts_per_step" in refused(_sums(4))
     assert "no held-out problems" in refused(_sums(9), val_share=0.0)
-    assert "it is empty" in refused([])
+    assert "is empty" in refused([])
     long = [{"question": "1" * 40 + str(i), "answer": "1"} for i in range(9)]
     assert "prompts leave no room for a completion: the model's context has 16 tokens" in refused(long)
 
@@ -165,6 +165,16 @@ def test_turns_that_the_chat_template_refuses_are_one_line_of_fit_and_a_finding_
     ]
     line = _refused(command_line, **chatty, data__source=_source(tmp_path, rows, val_share=0.2))
     assert " prompt 7: the chat template of " in line and "refuses messages of system, user" in line
+    some = _source(tmp_path, rows, val_share=0.2, bad_rows="drop")
+    config = command_line.config("some", **chatty, data__source=some)
+    assert (
+        "1 of 9 train prompts are refused and left out; the first: prompt 7: the chat"
+        in command_line.done("fit", "--config", config).err
+    )
+    assert "refused and left out" in command_line("doctor", "--config", config, "--rollouts=3").err
+    all_of_them = _source(tmp_path, [{**row, "question": [SYSTEM, row["question"][-1]]} for row in rows],
+                          val_share=0.2, bad_rows="drop")  # fmt: skip
+    assert "refuses messages of system" in _refused(command_line, **chatty, data__source=all_of_them)
     changes = {"model__template": {"system": "Add."}}
     outcome = command_line("doctor", "--config", command_line.config("ill", **chatty, **changes), "--json")
     assert outcome.status == 1, outcome.err

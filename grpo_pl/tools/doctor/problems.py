@@ -57,6 +57,13 @@ def training_problems(data: RolloutDataModule) -> Iterable[Problem]:
     return chain(*known) if len(known) == len(lists) else first_prompts(data)
 
 
+def _too_long(problem: Problem, fits: Fits) -> bool:
+    try:
+        return not fits(problem.asked)
+    except ValueError:  # the chat template refuses it: the check before the start says so, or leaves it out
+        return False
+
+
 def measure_problems(module: GRPOModule, data: RolloutDataModule, fits: Fits) -> ProblemStatistics:
     """Statistics of all problems before the first rollout; of a source without a list, of its first prompts."""
     seen, held_out = SeenProblems(), data.held_out()
@@ -73,7 +80,7 @@ def measure_problems(module: GRPOModule, data: RolloutDataModule, fits: Fits) ->
         unwritable=unwritable,
         characters=characters,
         prompts=len(everyone),
-        too_long=sum(not fits(problem.asked) for problem in everyone),
+        too_long=sum(_too_long(problem, fits) for problem in everyone),
     )
 
 
