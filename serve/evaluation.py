@@ -105,9 +105,9 @@ def items_of(problem: EvalProblem, finished: Sequence[Chunk], model: ServedModel
     n, tokens = len(finished), [chunk.tokens for chunk in finished]
     columns: dict[str, list[Any]] = {name: [value] * n for name, value in (problem.model_extra or {}).items()}
     columns["question"] = [problem.question] * n
-    if not isinstance(problem.problem, str):
-        columns["prompt_messages"] = [list(problem.problem)] * n
-    columns["prompt"] = [model.template.render(problem.problem, model.tokenizer)] * n
+    if not isinstance(problem.asked, str):
+        columns["prompt_messages"] = [list(problem.asked)] * n
+    columns["prompt"] = [model.template.render(problem.asked, model.tokenizer)] * n
     columns["completion_length"] = list(map(len, tokens))
     columns["completion_ids"] = tokens
     texts = [model.template.completion_text(ids, model.tokenizer) for ids in tokens]

@@ -109,7 +109,7 @@ class Prompts:
         """
         logits, jobs, tokenizer = self.logits(sampling), [], self.model.tokenizer
         for i, problem in enumerate(problems):
-            asked = problem.problem
+            asked = problem.asked
             text = asked if isinstance(asked, str) else "\n".join(str(message["content"]) for message in asked)
             try:
                 ids = await self._encode(text, partial(self.model.template.encode, asked, tokenizer), name(i))

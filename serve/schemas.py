@@ -21,6 +21,7 @@ from grpo_pl.data.cells import conversation_in, conversation_text
 from grpo_pl.openai_format import fields
 from grpo_pl.openai_format.fields import MAX_ITEMS, MAX_TOOLS, Body, Short, StopTexts, Text, at, by_type, chosen
 from grpo_pl.openai_format.messages import Conversing, FunctionTool, Message, StreamOptions
+from grpo_pl.types import Conversation
 from serve.errors import bad_request
 from serve.grammars import MAX_GRAMMAR, Grammar
 from serve.settings import MAX_COLUMNS, MAX_SAMPLES, MAX_TEXT, MAX_TOKENS
@@ -320,9 +321,14 @@ class EvalProblem(Body):
         return self.answer if isinstance(self.answer, str) else None
 
     @property
+    def asked(self) -> str | Conversation:
+        """The problem as templates read it."""
+        return self.problem if isinstance(self.problem, str) else tuple(self.problem)
+
+    @property
     def question(self) -> str:
         """The problem as text, as rewards see it."""
-        return self.problem if isinstance(self.problem, str) else conversation_text(self.problem)
+        return self.asked if isinstance(self.asked, str) else conversation_text(self.asked)
 
     @model_validator(mode="after")
     def _few_columns(self) -> Self:
@@ -353,16 +359,6 @@ class ScoreRequest(BaseRequest):
     items: list[ScoreItem] = Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)
     group: bool = False
     """Treat the items as samples of one problem, and return their advantages."""
-
-    @property
-    def gold(self) -> str | None:
-        """The answer, or None for one that is no text."""
-        return self.answer if isinstance(self.answer, str) else None
-
-    @property
-    def question(self) -> str:
-        """The problem as text, as rewards see it."""
-        return self.problem if isinstance(self.problem, str) else conversation_text(self.problem)
 
     @model_validator(mode="after")
     def _few_columns(self) -> Self:

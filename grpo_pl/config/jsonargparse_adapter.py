@@ -122,8 +122,8 @@ def add_preset_option(parser: ArgumentParser) -> None:
     container = (parser.groups or {}).get("model.algorithm", parser)
     container.add_argument(f"--{PRESET}", action=_AsInFile, metavar="NAME", default=argparse.SUPPRESS, help=about)
     for name in (name for moved in MOVED_FIELDS for name in moved.fields):  # of version 0.3
-        hidden = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-        container.add_argument(f"--{OBJECTIVE}.{name}", action=_AsInFile, **hidden)
+        option = f"--{OBJECTIVE}.{name}"
+        container.add_argument(option, action=_AsInFile, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def option_names(parser: ArgumentParser) -> Iterator[str]:

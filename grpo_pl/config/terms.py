@@ -32,10 +32,10 @@ MOVED_FIELDS = (Moved("anchor", "grpo_pl.objective.terms.anchor.Anchor", "anchor
 
 def merged_terms(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """``given`` over ``before``, name by name: null removes a term, the same or no class keeps what is not given."""
-    merged = dict(before)
+    merged: dict[str, Any] = dict(before)
     for name, term in given.items():
-        old = merged.pop(name, None)
-        new = {"class_path": term} if isinstance(term, str) else term
+        old: Any = merged.pop(name, None)
+        new: Any = {"class_path": term} if isinstance(term, str) else term
         both = isinstance(new, Mapping) and isinstance(old, Mapping)
         if both and new.get("class_path") in (None, _OF_ANY, old["class_path"]):
             arguments = {**(old.get("init_args") or {}), **(new.get("init_args") or {})}

@@ -198,13 +198,13 @@ def _of_folder(builder: DatasetBuilder, split: str, written: Collection[str]) ->
         for name in files
     }
     lengths = {name: sum(map(len, of_split)) for name, of_split in tables.items()}
-    parts = []
+    parts = list[Part]()
     for chosen in datasets.ReadInstruction.from_spec(split).to_absolute(lengths):
         first = 0
-        for table in tables[chosen.splitname]:
-            rows = range(len(table))[max(0, chosen.from_ - first) : max(0, chosen.to - first)]
-            parts.append(Part(table, rows))
-            first += len(table)
+        for text in tables[chosen.splitname]:
+            rows = range(len(text))[max(0, chosen.from_ - first) : max(0, chosen.to - first)]
+            parts.append(Part(text, rows))
+            first += len(text)
     return parts
 
 

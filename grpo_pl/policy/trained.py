@@ -281,6 +281,18 @@ def _run_record(run: Path) -> Mapping[str, Any]:
     return read_object(record) if record.is_file() else {}
 
 
+def _kernels_of(*files: Path) -> dict[str, list[Any]]:
+    """What each file asks for in ``attn_implementation``; refuses one that names a module to import."""
+    kernels: dict[str, list[Any]] = {}
+    for file in files:
+        settings = read_object(file) if file.is_file() else {}
+        kernels[str(file)] = [value for key, value in settings.items() if key.strip("_") == "attn_implementation"]
+        for key in ("auto_map", "auto_mapping", "megatron_config", "megatron_core"):
+            if settings.get(key) not in (None, {}, _HARMLESS.get(key)):
+                raise Untrusted(f"{file} names code in {key!r}: it needs {FLAG}.")
+    return kernels
+
+
 def refuse_code(model: ServedModel) -> None:
     """Refuses settings by which ``transformers`` or ``peft`` would import a module or fetch a kernel by name.
 
@@ -289,13 +301,9 @@ def refuse_code(model: ServedModel) -> None:
     """
     kernels = {"": [model.policy.attn_implementation, (model.policy.from_scratch or {}).get("attn_implementation")]}
     if model.checkpoint is None:
-        base = Path(base_of(str(model.source)))  # itself, unless the folder holds adapters
-        for file in dict.fromkeys([model.source / "config.json", model.source / ADAPTERS, base / "config.json"]):
-            settings = read_object(file) if file.is_file() else {}
-            kernels[str(file)] = [value for key, value in settings.items() if key.strip("_") == "attn_implementation"]
-            for key in ("auto_map", "auto_mapping", "megatron_config", "megatron_core"):
-                if settings.get(key) not in (None, {}, _HARMLESS.get(key)):
-                    raise Untrusted(f"{file} names code in {key!r}: it needs {FLAG}.")
+        kernels |= _kernels_of(model.source / "config.json", model.source / ADAPTERS)
+        base = base_of(str(model.source))  # itself, unless the folder holds adapters
+        kernels |= _kernels_of(Path(base) / "config.json")
     for name, values in kernels.items():
         for value in values:
             if value is not None and value not in ATTENTION:

@@ -45,7 +45,8 @@ from grpo_pl.training.optimization import EntropyControl, Optimization
 from grpo_pl.training.partial_rollouts import PartialRollouts
 from grpo_pl.training.policy_module import PolicyModule
 from grpo_pl.training.scoring_models import ScoringModels
-from grpo_pl.training.source import RolloutSource, SourceRun, SynchronousRollouts, rollout_source
+from grpo_pl.training.source import RolloutSource, SourceRun, SynchronousRollouts
+from grpo_pl.training.source_choice import rollout_source
 from grpo_pl.training.update import PolicyUpdate, UpdateResult
 from grpo_pl.training.vocabulary import first_prompts
 from grpo_pl.training.weight_sync import WeightSyncCheck

@@ -407,6 +407,7 @@ class PolicyModule(LightningModule):
             checkpoint=file,
             policy=module.policy_config,
             template=module.template,
+            sampling=module.sampling,
             rewards=[],
         )
         module.tokenizer, module.decoder = found.tokenizer, state.get("decoder")

@@ -23,8 +23,6 @@ from grpo_pl.types import Problem, PromptBatch, SamplingParams
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from grpo_pl.training.partial_rollouts import PartialRollouts
-
 
 @dataclass(frozen=True, kw_only=True)
 class SourceRun:
@@ -131,24 +129,3 @@ class SynchronousRollouts(RolloutSource):
         engine, temperature = collector.sampler.engine, collector.sampling.temperature
         self.run.sync.check(policy, collected.samples, seconds, engine, temperature, collector.collective)
         return collected
-
-
-def rollout_source(
-    data: RolloutDataModule, partial_rollouts: PartialRollouts | None, *, group_size: int, longest: int
-) -> RolloutSource:
-    """Chooses the source of a run by ``data.staleness`` and ``model.partial_rollouts``.
-
-    Raises:
-        ValueError: both are set.
-    """
-    if partial_rollouts is not None:
-        if data.staleness > 0:
-            raise ValueError("model.partial_rollouts does not go with data.staleness: leave out one of the two.")
-        from grpo_pl.training.partial_rollouts import PartialRolloutBuffer
-
-        return PartialRolloutBuffer(settings=partial_rollouts, group_size=group_size, longest=longest)
-    if data.staleness > 0:
-        from grpo_pl.training.prefetch import PrefetchedRollouts
-
-        return PrefetchedRollouts(data.staleness)
-    return SynchronousRollouts()

@@ -255,6 +255,12 @@ def test_help_on_a_part_shows_its_options_alone(command_line: Any) -> None:
     assert command_line("plan", "--help", "all").out == command_line("plan", "--help").out
 
 
+def test_the_terms_of_the_objective_have_a_page(command_line: Any) -> None:
+    outcome = command_line("fit", "--help", "terms")
+    assert "grpo_pl.objective.terms.anchor.Anchor: " in outcome.out
+    assert "coef COEF  Weight of the squared distance. (required, type: float)" in outcome.out
+
+
 def test_windows_is_told_of_wsl_before_anything_that_it_does_not_have_is_imported() -> None:
     code = (
         "import sys; sys.platform = 'win32'; sys.modules['fcntl'] = None\n"

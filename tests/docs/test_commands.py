@@ -69,6 +69,7 @@ RUN_BY = {
     "test_samples_metrics_and_weights_are_those_of_one_process",
     r"grpo-pl fit --help": "tests/cli/test_main_mistakes.py::"
     "test_the_short_page_has_options_and_defaults_of_the_long_one",
+    r"grpo-pl fit --help terms": "tests/cli/test_main_mistakes.py::test_the_terms_of_the_objective_have_a_page",
     r"grpo-pl fit --data\.source\.help CLASS": "tests/cli/test_main_mistakes.py::"
     "test_help_on_a_part_shows_its_options_alone",
     # other recipes

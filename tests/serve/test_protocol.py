@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import uvicorn
-import uvloop
 
 import serve.protocol as protocol
 from serve.protocol import BoundedProtocol, ConnectionLimit, Handshake
@@ -230,7 +229,7 @@ def test_requests_ahead_of_their_answers_are_few(listen: Any) -> None:
 # --- TLS --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.fixture(params=["asyncio", "uvloop"])
 def secured(
     request: pytest.FixtureRequest, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Callable[[], socket.socket], ssl.SSLContext]]:
@@ -238,7 +237,8 @@ def secured(
     monkeypatch.setattr(protocol, "HEAD_SECONDS", 2.0)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
-    with _listening(LIMIT, context, request.param) as connect:
+    new_loop = asyncio.new_event_loop if request.param == "asyncio" else pytest.importorskip("uvloop").new_event_loop
+    with _listening(LIMIT, context, new_loop) as connect:
         yield connect, ssl.create_default_context(cafile=certificate / "cert.pem")
 
 

@@ -98,7 +98,7 @@ def evaluate(
 
         trained = find_model(Path(str(model)), trust_rewards=trust_rewards)
         problems = read_problems(Path(data), limit, asks=trained.environment is None)
-        read = (trained.policy, trained.template, trained.tokenizer, problems[0].problem)
+        read = (trained.policy, trained.template, trained.tokenizer, problems[0].asked)
         for line in check_texts(*read, closed_rewards(trained), trained.sampling):
             print(line, file=sys.stderr)
         answer = evaluate_locally if trained.environment is None else evaluate_episodes
@@ -142,7 +142,7 @@ def evaluate_episodes(
                 name = number if each.id is None else each.id  # which draws the same episodes anywhere in a file
                 key = name if isinstance(name, int) else row_key("id", name)
                 columns = each.model_extra or {}
-                messages = None if isinstance(each.problem, str) else each.problem
+                messages = None if isinstance(each.asked, str) else each.asked
                 answer = each.gold or ""
                 asked.append(Problem(id=key, question=each.question, answer=answer, columns=columns, messages=messages))
             drawn = answerer.sample(asked, samples=n, seed=seed)

@@ -175,10 +175,10 @@ class AnswerRules:
         (value, condition), (_, of_gold) = notation.split_condition(answer), notation.split_condition(gold)
         if condition and not of_gold and not _RELATION.search(gold):
             answer, beside = value, WHERE + condition + beside
-        verdict = self._compare_values(gold, answer)
-        if beside and verdict == _OK:
-            verdict = Job(self._for_worker(gold), self._for_worker(answer))
-        return replace(verdict, beside=beside, repeated=False) if beside and isinstance(verdict, Job) else verdict
+        found = self._compare_values(gold, answer)
+        if beside and found == _OK:
+            found = Job(self._for_worker(gold), self._for_worker(answer))
+        return replace(found, beside=beside, repeated=False) if beside and isinstance(found, Job) else found
 
     def _compare_values(self, gold: str, answer: str) -> Verdict | Job:
         """As `_compare`, without what an answer adds to its value."""

@@ -73,8 +73,8 @@ def boxed_answer(text: str, *, adjacent: bool = False) -> Boxed | None:
         words.insert(0, match["word"] or "")
         names.insert(0, match["name"])
         first = begin
-    if labels and (begin := _LABEL_BEFORE.search(text, max(first - _FARTHEST, 0), first)):
-        named = zip([begin["label"], *labels], parts, strict=True)  # (a) \boxed{3} (b) \boxed{5}
+    if labels and (before := _LABEL_BEFORE.search(text, max(first - _FARTHEST, 0), first)):
+        named = zip([before["label"], *labels], parts, strict=True)  # (a) \boxed{3} (b) \boxed{5}
         answer = " ".join(f"({label}) {part}" for label, part in named)
         return Boxed(answer, (text[:first] + text[end:]).strip(), percent=False)
     if labels:

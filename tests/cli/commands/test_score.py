@@ -414,5 +414,7 @@ def test_golds_are_those_of_the_file_whatever_it_is(tmp_path: Path, name: str) -
     else:
         decimals = pa.array([Decimal("1.50")], pa.decimal128(5, 2))
         parquet.write_table(pa.table({"completion": said[:1], "answer": decimals}), file)
-    summary = score_file(file, [ExactReward(correctness=True)])
+    summary = score_file(
+        file, [ExactReward(correctness=True, answer_in="pattern", answer_pattern="<answer>(.*)</answer>")]
+    )
     assert summary.correct == summary.rows
