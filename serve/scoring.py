@@ -224,8 +224,9 @@ def group_objective(given: Mapping[str, Any]) -> GroupObjective:
     Args:
         given: its fields; nothing, or parts that only the training could build, mean GRPO.
     """
-    given = {name: value for name, value in with_terms_of_fields(given, "the objective").items() if name != "terms"}
-    names = {field.name for field in fields(GRPOAlgorithm)}  # terms, as of now, make no advantages of rewards
+    given = with_terms_of_fields(given)
+    terms = given.pop("terms", {})  # none makes advantages of rewards
+    names = {field.name for field in fields(GRPOAlgorithm)}
     plain = given.keys() <= names and all(isinstance(value, str | int | float | None) for value in given.values())
     try:
         trained = GRPOAlgorithm(**given) if given and plain else None
@@ -233,7 +234,7 @@ def group_objective(given: Mapping[str, Any]) -> GroupObjective:
         trained = None
     if trained is None:
         return GroupObjective(trained=_OWN if given else "", algorithm=GRPOAlgorithm())
-    name = preset_name(_values(trained)) or _OWN
+    name = (None if terms else preset_name(_values(trained))) or _OWN
     enough = (
         trained.baseline in _BASELINES
         and trained.scale in _SCALES

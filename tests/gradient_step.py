@@ -68,9 +68,8 @@ def experience_of(
         truncated=truncated,
         max_completion_length=longest,
     )
-    tokens = {"advantages": statistics.advantages.flatten().unsqueeze(1)}
     given = {name: more.pop(name, None) for name in ("old_logprobs", "ref_logprobs", "entropy_mask")}
-    tokens |= {name: tensor for name, tensor in given.items() if tensor is not None}
+    tokens = {name: tensor for name, tensor in given.items() if tensor is not None}
     if algorithm.needs_sampling_logprobs:
         tokens["sampling_logprobs"] = rollout.sampling_logprobs
     return Experience(
@@ -83,6 +82,7 @@ def experience_of(
         values=values.unsqueeze(0),
         truncated=truncated,
         first_row=0,
+        advantages=statistics.advantages.flatten().unsqueeze(1),
         tokens=tokens,
         keep=statistics.keep.flatten(),
         active=statistics.active.flatten(),

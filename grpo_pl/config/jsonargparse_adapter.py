@@ -91,7 +91,7 @@ class Parser(ArgumentParser):
 def _terms_before() -> dict[str, Any]:
     """The terms of the objective in the files and options before the one that is being read."""
     before = _actions.previous_config.get()
-    found = None if before is None else before.get(TERMS)
+    found = None if before is None else before.get(TERMS) or before.get(f"{OBJECTIVE}.init_args.terms")
     return {name: term.as_dict() if isinstance(term, Namespace) else term for name, term in (found or {}).items()}
 
 
@@ -121,8 +121,8 @@ def add_preset_option(parser: ArgumentParser) -> None:
     about = f"Sets all fields of the objective but the budget. One of {', '.join(presets())}."
     container = (parser.groups or {}).get("model.algorithm", parser)
     container.add_argument(f"--{PRESET}", action=_AsInFile, metavar="NAME", default=argparse.SUPPRESS, help=about)
-    for name in (name for moved in MOVED_FIELDS for name in moved.fields):  # of version 0.3
-        option = f"--{OBJECTIVE}.{name}"
+    earlier = [f"{OBJECTIVE}.{name}" for moved in MOVED_FIELDS for name in moved.fields]
+    for option in (f"--{name}" for name in [*earlier, "model.strategy_checked"]):  # of version 0.3
         container.add_argument(option, action=_AsInFile, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 

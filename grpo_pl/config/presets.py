@@ -12,10 +12,8 @@ import yaml
 
 from grpo_pl.config.shipped import CONFIGS
 from grpo_pl.config.suggestions import nearest
-from grpo_pl.config.terms import merged_terms, with_terms_of_fields
+from grpo_pl.config.terms import OBJECTIVE, merged_terms, with_nested_terms, with_terms_of_fields
 
-OBJECTIVE = "model.algorithm"
-"""Key of the objective in a configuration."""
 PRESET = f"{OBJECTIVE}.preset"
 """Key that names a preset. It is not a field: resolved configurations have the fields in its place."""
 
@@ -67,8 +65,7 @@ def with_preset_fields(
     """
     reset: dict[str, Any] = {}
     given: dict[str, Any] = {}
-    if key == OBJECTIVE:
-        tree = with_terms_of_fields(tree, key)
+    tree = with_terms_of_fields(tree, key) if key == OBJECTIVE else with_nested_terms(tree, key)
     for name, value in tree.items():
         path = key if name == "init_args" else f"{key}.{name}".lstrip(".")  # a class of one's own has fields there
         if path == PRESET:
@@ -81,6 +78,6 @@ def with_preset_fields(
         else:
             given[name] = value
     terms = given.get("terms")
-    if key == OBJECTIVE and isinstance(terms, Mapping):
+    if key == OBJECTIVE and isinstance(terms, Mapping) and terms:  # none at all clears those of earlier files
         given["terms"] = merged_terms(reset.get("terms", terms_before or {}), terms)
     return reset | given

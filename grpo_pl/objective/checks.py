@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from grpo_pl.functional.argument_checks import check_choice
 from grpo_pl.objective.fields import BUDGET, WITHOUT_RATIO, Objective
+from grpo_pl.objective.terms.base import Term
 
 
 def check_objective(objective: Objective) -> None:
@@ -18,7 +19,11 @@ def check_objective(objective: Objective) -> None:
     for rules in RULES:
         for advice in rules(objective):
             raise ValueError(advice)
+    if not isinstance(objective.terms, Mapping):
+        raise ValueError(f"terms must be a mapping of names to class_path and init_args, got {objective.terms}.")
     kinds = [type(term) for term in objective.active_terms.values()]
+    if Term in kinds:
+        raise ValueError("terms: an entry has no class_path that says which term is meant.")
     if twice := next((kind.__name__ for kind in kinds if kinds.count(kind) > 1), None):
         raise ValueError(f"terms: two are of the class {twice}: leave out one of them.")
     for term in objective.active_terms.values():

@@ -26,6 +26,8 @@ ENVIRONMENTS: Mapping[str, Sequence[str]] = {
     "tools": ["ToolEnvironment"],
 }
 """Trusted environments by module, and what they are made of; `ENVIRONMENT_FUNCTIONS` says what these may call."""
+TERMS: Mapping[str, Sequence[str]] = {"anchor": ["Anchor"]}
+"""Terms of the objective by module: their arguments are numbers and words."""
 _FUNCTIONS = (
     "calculator:calc",
     "frozen_lake:parse",
@@ -105,8 +107,9 @@ def check_environment_trusted(spec: Any) -> None:
 def refuse_own_classes(settings: Mapping[str, Any]) -> None:
     """Refuses settings of a run's module from which more than ours could be built; imports nothing.
 
-    Besides rewards and environment nothing may name a class: neither a ``class_path``, nor a key that is read as
-    several (``engine.class_path``), nor a text in the place of fields, which is read as a class or a file of settings.
+    Besides rewards, environment and terms of the objective nothing may name a class: neither a ``class_path``, nor a
+    key that is read as several (``engine.class_path``), nor a text in the place of fields, which is read as a class or
+    a file of settings.
 
     Raises:
         Untrusted: see `check_rewards_trusted`.
@@ -114,6 +117,11 @@ def refuse_own_classes(settings: Mapping[str, Any]) -> None:
     check_rewards_trusted(settings.get("rewards") or [])
     if settings.get("environment") is not None:
         check_environment_trusted(settings["environment"])
+    algorithm = settings.get("algorithm")
+    if isinstance(algorithm, Mapping) and isinstance(terms := algorithm.get("terms"), Mapping):
+        for term in terms.values():
+            _check(term, _paths("grpo_pl.objective.terms", TERMS), "term of the objective")
+        settings = {**settings, "algorithm": {key: value for key, value in algorithm.items() if key != "terms"}}
     for name, value in settings.items():
         if name in ("rewards", "environment"):
             continue

@@ -37,9 +37,10 @@ class Experience(Collected):
     truncated: Tensor  # (P, G) over the global batch
     first_row: int
     """Index of this rank's first row in the flattened global batch."""
+    advantages: Tensor  # (B, T), or (B, 1) where all tokens of a completion share one
     tokens: Mapping[str, Tensor]
-    """This rank's tokens by name, as `GRPOAlgorithm.loss` takes them, (B, T) each, or (B, 1) where all tokens of a
-    completion share a value: ``advantages`` always, and what the objective asks for."""
+    """What else the objective asks for of this rank's tokens, by the names that `GRPOAlgorithm.loss` knows: (B, T)
+    each, or (B, 1)."""
     keep: Tensor  # (B,)
     active: Tensor  # (B,)
     turn_advantages: Tensor | None = None  # (B, K), 0 behind an episode's last turn; under turn supervision
@@ -52,13 +53,8 @@ class Experience(Collected):
         return self.samples.rollout
 
     def with_tokens(self, **tokens: Tensor) -> Experience:
-        """The same with other tensors of tokens, such as ``advantages``."""
+        """The same with other tensors of tokens, such as ``old_logprobs``."""
         return replace(self, tokens={**self.tokens, **tokens})
-
-    @property
-    def advantages(self) -> Tensor:
-        """(B, T), or (B, 1) where all tokens of a completion share one."""
-        return self.tokens["advantages"]
 
     @property
     def old_logprobs(self) -> Tensor | None:
@@ -116,9 +112,9 @@ class ExperienceMaker:
             advantages = spread_over_tokens(by_turn, rollout.turn_index)
             active = active & (advantages.any(dim=1) | (not self.algorithm.skips_zeros))
         entropy = forced.pop("entropy", None)
-        kept_entropy = {} if entropy is None else {"entropy": entropy}
+        known = {"advantages": advantages} | ({} if entropy is None else {"entropy": entropy})
         step = collected.samples.step
-        tokens = forced | {"advantages": advantages}  # `ref_logprobs` are logged as `kl` even without such a loss
+        tokens = dict(forced)  # `ref_logprobs` are logged as `kl` even without such a loss
         if self.algorithm.needs_sampling_logprobs:
             tokens["sampling_logprobs"] = rollout.sampling_logprobs
         if self.algorithm.needs_entropy_mask and entropy is not None:
@@ -127,7 +123,7 @@ class ExperienceMaker:
             tokens["covariance_mask"] = self._covariance_mask(forced["old_logprobs"], advantages, kept, step)
         tokens |= prepared(
             self.algorithm.active_terms,
-            CollectedTokens(tokens=tokens | kept_entropy, kept=kept, step=step, ranks=self.collective),
+            CollectedTokens(tokens=tokens | known, kept=kept, step=step, ranks=self.collective),
         )
         taught = self._taught(policy, teachers, collected)
         if taught is not None and taught.logprobs is not None:
@@ -145,6 +141,7 @@ class ExperienceMaker:
             values=values,
             truncated=truncated,
             first_row=mine.start,
+            advantages=advantages,
             tokens=tokens,
             keep=keep,
             active=active,

@@ -278,13 +278,11 @@ class GRPOModule(PolicyModule):
 
     # --- training ---------------------------------------------------------------------------------------------------
 
-    def on_train_batch_start(self, batch: PromptBatch, batch_idx: int) -> None:
-        self.engine.updates = self._weight_sync.updates = self._data.completed_rollouts
-        self._weight_sync.metrics = {}
-
     def training_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Experience | Tensor]:
         """One rollout and its updates; `collect` and `update` are the two halves that a subclass may override."""
         started = time.perf_counter()
+        self.engine.updates = self._data.completed_rollouts
+        self._weight_sync.begin(self._data.completed_rollouts)
         experience = self.collect(batch)  # prompts → rollout → reward → advantage
         self._data.source.observe(experience.rates)
         result = self.update(experience)  # → loss → update
@@ -304,7 +302,7 @@ class GRPOModule(PolicyModule):
         self.budget.resolve(policy, trained_before=bool(optimizer.state), collective=self.collective)
         self._scoring.renew(policy, batch.step)
         with self._gathered_for_engine():
-            collected = self.source.take(batch, {})
+            collected = self.source.take(batch, self.collector)
             if self.environment is not None:
                 self._step_log.warn_of_failed_episodes(*without_value(collected.samples, self.collective))
             reference = None if self._scoring.reference is None else self._scoring.reference.model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -15,7 +15,7 @@ from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.partial import PartialCompletion, PartialGroup, PartialSampler, RowIndex, extended, new_groups
 from grpo_pl.rollout.sampler import Samples
-from grpo_pl.training.collect import Collected, DrawRequest
+from grpo_pl.training.collect import Collected, Collector, DrawRequest
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.metrics import staleness
 from grpo_pl.training.plain_samples import check_plain, plain_problem
@@ -23,9 +23,6 @@ from grpo_pl.training.progress import stopwatch
 from grpo_pl.training.source import RolloutSource
 from grpo_pl.training.weight_sync import ROWS
 from grpo_pl.types import Problem, PromptBatch, SamplingParams
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,14 +129,14 @@ class PartialRolloutBuffer(RolloutSource):
     def describe(self, algorithm: GRPOAlgorithm, engine: RolloutEngine) -> str:
         return f"completions over several steps, corrected by {algorithm.correction}; "
 
-    def take(self, batch: PromptBatch, seconds: dict[str, float]) -> Collected:
+    def take(self, batch: PromptBatch, collector: Collector) -> Collected:
         """Takes this rank's groups for the update of a step, as `advance` finds them; all ranks call it.
 
         Raises:
             OutOfSync: what was drawn for it was not drawn from the policy as it is.
             ValueError, RolloutInterrupted: as `advance` and `PartialSampler.grow`.
         """
-        collector, policy, data, step = self.run.collector, self.run.policy, self.run.data, batch.step
+        policy, data, step, seconds = self.run.policy, self.run.data, batch.step, dict[str, float]()
         sampler = PartialSampler(
             sampler=collector.sampler,
             sampling=collector.sampling,

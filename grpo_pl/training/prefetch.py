@@ -11,7 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Event
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from grpo_pl.rollout.engine import ProgressFn, RolloutEngine, RolloutInterrupted
 from grpo_pl.rollout.groups import join_samples, samples_to, select_groups
 from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.sampler import Samples
-from grpo_pl.training.collect import Collected, Draws
+from grpo_pl.training.collect import Collected, Collector, Draws
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.metrics import staleness
 from grpo_pl.training.plain_samples import check_plain, from_plain, to_plain, trimmed
@@ -35,9 +35,6 @@ from grpo_pl.training.progress import stopwatch
 from grpo_pl.training.source import RolloutSource, SourceRun
 from grpo_pl.training.weight_sync import Comparison, compare
 from grpo_pl.types import Problem, PromptBatch, SamplingParams
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +143,7 @@ class PrefetchedRollouts(RolloutSource):
         """Rollouts that no completed step has trained on, by step."""
         return [self._by_step[step] for step in sorted(self._by_step)]
 
-    def take(self, batch: PromptBatch, seconds: dict[str, float]) -> Collected:
+    def take(self, batch: PromptBatch, collector: Collector) -> Collected:
         """Takes the rollout of a step, compared with the policy of its launch. The next ones are launched first, so
         that the engine goes on at once; under dynamic sampling, which may need further attempts of this step, the last
         of them is launched after these.
@@ -156,7 +153,7 @@ class PrefetchedRollouts(RolloutSource):
             RolloutInterrupted: the run was told to stop, on any rank; the rollout goes on.
             Exception: what the drawing raised; on other ranks as ``Collective.interruptible`` says.
         """
-        sync, collector, policy = self.run.sync, self.run.collector, self._policy
+        sync, policy, seconds = self.run.sync, self._policy, dict[str, float]()
         self.launch(batch.step - self._collector.algorithm.dynamic_sampling)
         rollout = self._by_step[batch.step]
         report = self._collector.progress(len(batch.prompts) * self._collector.algorithm.group_size)
@@ -229,7 +226,7 @@ class PrefetchedRollouts(RolloutSource):
                     raise RolloutInterrupted("a rollout that was drawn ahead was not done in time")
                 rollout.drawn.result()
 
-        if self._ended():
+        if self._started and self._ended():
             self._collective.interruptible(results, self._policy.device)
 
     def finish(self) -> dict[int, str]:
@@ -242,6 +239,8 @@ class PrefetchedRollouts(RolloutSource):
             Steps whose rollouts are lost, or not from the weights that they should be from, and why, in one line:
             nobody can draw them again.
         """
+        if not self._started:
+            return {}
         for step in [rollout.step for rollout in self.pending if rollout.version == self._data.completed_rollouts]:
             self._dropped.append(self._by_step.pop(step))
             self._dropped[-1].cancelled.set()

@@ -67,11 +67,11 @@ class RolloutSource:
         """Begins to work for a fit, with what `load_state_dict` has taken before."""
         self.run = run
 
-    def take(self, batch: PromptBatch, seconds: dict[str, float]) -> Collected:
+    def take(self, batch: PromptBatch, collector: Collector) -> Collected:
         """The scored completions of a step, checked to be from the weights that they should be from.
 
         Args:
-            seconds: of the step so far, by stage.
+            collector: draws and scores as the module is set up now.
 
         Raises:
             OutOfSync: an engine has drawn from other weights.
@@ -121,8 +121,8 @@ LEFT = {
 class SynchronousRollouts(RolloutSource):
     """Draws the completions of a step from the policy as it is, and lets it wait for them."""
 
-    def take(self, batch: PromptBatch, seconds: dict[str, float]) -> Collected:
-        collector, policy = self.run.collector, self.run.policy
+    def take(self, batch: PromptBatch, collector: Collector) -> Collected:
+        policy, seconds = self.run.policy, dict[str, float]()
         with stopwatch(seconds, "rollout"):
             samples = collector.draw(policy, collector.request(batch.prompts, batch.step))
         collected = collector.collect(policy, (samples, None), self.run.data.prompts, seconds)

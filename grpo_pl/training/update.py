@@ -194,7 +194,8 @@ class PolicyUpdate:
         part = rollout_rows(rollout, rows)
         mask = part["action_mask"]  # (b, t)
         width = mask.shape[1]
-        tokens = {name: tensor[rows][:, :width] for name, tensor in experience.tokens.items()} | {"mask": mask}
+        given = {**experience.tokens, "advantages": experience.advantages}
+        tokens = {name: tensor[rows][:, :width] for name, tensor in given.items()} | {"mask": mask}
         if algorithm.needs_observations:
             observed = rollout.observation_mask[rows][:, :width]
             part["action_mask"] = mask | observed  # they are scored as well

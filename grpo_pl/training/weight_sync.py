@@ -102,6 +102,10 @@ class WeightSyncCheck:
         self.updates = 0
         """Updates of the policy so far, one a rollout, those before a resume included."""
 
+    def begin(self, updates: int) -> None:
+        """Begins a step, before which the policy has had so many updates."""
+        self.updates, self.metrics = updates, {}
+
     def check(
         self,
         policy: PreTrainedModel,

@@ -33,6 +33,7 @@ def anchor(name: str = "anchor", **arguments: Any) -> dict[str, Any]:
         (({"preset": "dapo"} | anchor("mine", coef=0.1),), (), {"mine": Anchor(coef=0.1)}),
         ((anchor(coef=0.1),), ("--model.algorithm.terms.anchor.init_args.coef=0.7",), {"anchor": Anchor(coef=0.7)}),
         ((anchor(coef=0.1),), ("--model.algorithm.terms.anchor=null",), {}),
+        ((anchor(coef=0.1), {"terms": {}}), (), {}),
     ],
 )
 def test_overlays_and_options_merge_terms_by_name(
@@ -46,6 +47,9 @@ def test_overlays_and_options_merge_terms_by_name(
     [
         ((anchor(coef=0.1) | {"beta": 0.1}, anchor("other", coef=0.1)), ValueError, "two are of the class Anchor"),
         ((anchor(koef=0.1),), ConfigError, "no argument 'koef'; did you mean coef"),
+        ((anchor(coef=0.1), {"terms": {"anchor": {"coef": 0.5}}}), ConfigError, "coef"),
+        (({"terms": None},), ValueError, "^terms must be a mapping"),
+        (({"terms": {"anchor": {}}},), ValueError, "no class_path that says which term"),
         ((anchor(coef=-1.0),), ValueError, r"^Anchor needs a coef above 0 and finite, got -1\.0"),
     ],
 )
@@ -70,6 +74,21 @@ def test_fields_of_0_3_are_terms_and_their_place_is_told(
     objectives: tuple[dict[str, Any], ...], options: tuple[str, ...], terms: dict[str, Any]
 ) -> None:
     assert built(*objectives, options=options) == terms
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"model.algorithm.anchor_coef": 0.2},
+        {"model": {"algorithm.anchor_coef": 0.2}},
+        {"model.algorithm.terms": anchor(coef=0.2)["terms"], "model": {"algorithm": {"beta": 0.1}}},
+        {"model": {"algorithm": {"beta": 0.1}, "algorithm.terms.anchor": anchor(coef=0.2)["terms"]["anchor"]}},
+    ],
+)
+def test_keys_may_be_written_out_in_one(tree: dict[str, Any]) -> None:
+    first = {"model": {"algorithm": anchor("other", coef=0.1) | {"terms": {"other": None}}}}
+    built = Config((), (first, tree), ()).build("model.algorithm", GRPOAlgorithm)
+    assert built.active_terms == {"anchor": Anchor(coef=0.2)}
 
 
 def test_the_line_that_tells_names_the_old_field_and_its_place(capsys: pytest.CaptureFixture[str]) -> None:

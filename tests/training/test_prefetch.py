@@ -254,7 +254,7 @@ class Ahead:
         self.policy, self.engine = policy, engine or NativeChildEngine()
         source = ArithmeticPrompts(digits=1, scratchpad_share=0.0)
         self.data = RolloutDataModule(source, steps=4, prompts_per_step=2, staleness=2)
-        collector = Collector(
+        self.collector = collector = Collector(
             sampler=CompletionSampler(engine=self.engine, template=PromptTemplate(), tokenizer=tokenizer),
             rewards=[ExactReward(correctness=True)],
             algorithm=GRPOAlgorithm(**{"group_size": 2, "beta": 0.0, **algorithm}),
@@ -273,7 +273,7 @@ class Ahead:
 
     def take(self) -> list[int]:
         """Takes the next step's rollout, updates the policy, and returns from which versions the rollout is."""
-        samples = self.rollouts.take(self.data.prompts(self.data.completed_rollouts), {}).samples
+        samples = self.rollouts.take(self.data.prompts(self.data.completed_rollouts), self.collector).samples
         with torch.no_grad():
             for parameter in self.policy.parameters():
                 parameter += 0.05 * torch.randn_like(parameter)

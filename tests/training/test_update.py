@@ -336,7 +336,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(start: PreTrainedModel
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
     if fault == "loss":
         advantages = experience.advantages.clone().index_fill_(0, torch.tensor([2]), torch.nan)
-        experience = experience.with_tokens(advantages=advantages)
+        experience = replace(experience, advantages=advantages)
     else:
         next(model.parameters()).register_hook(lambda gradient: gradient * torch.inf)
     result = _run(model, experience, optimizer=optimizer)

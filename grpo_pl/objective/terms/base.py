@@ -80,16 +80,3 @@ class Term:
     def metrics(self, tokens: TokenBatch) -> Mapping[str, Tensor]:
         """(B, T) by name, logged as means over the tokens of the rollout."""
         return {}
-
-    def updated(self, means: Mapping[str, float]) -> Mapping[str, float]:
-        """Takes the metrics of a rollout's tokens after its updates, the same on all ranks; returns further metrics of
-        the step."""
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the term."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes back what `state_dict` gave."""
-        return
