@@ -164,10 +164,21 @@ def base_of(source: str) -> str:
 
 
 def merged(model: PreTrainedModel, **options: Any) -> PreTrainedModel:
-    """A copy on the CPU without adapters, with W + (alpha / rank) · B A as its weights; ``options`` of its making."""
+    """A copy on the CPU without adapters, with W + (alpha / rank) · B A as its weights; ``options`` of its making.
+
+    Raises:
+        ValueError: a layer with adapters shares its weight with another layer, which they would change too.
+    """
     from transformers import AutoModelForCausalLM
 
     copy: PreTrainedModel = AutoModelForCausalLM.from_config(plain_config(model.config), dtype=model.dtype, **options)
+    shared = _shared(copy)  # of the copy: transformers unties a base as it loads its adapters
+    tied = next((name for name, _ in _adapted(model) if name in shared), None)
+    if tied is not None:
+        raise ValueError(
+            f"the adapters of {tied} cannot be merged: {type(model).__name__} has one weight for it and "
+            f"{shared[tied]}. Train them on a base that has both weights (tie_word_embeddings: false)."
+        )
     packed = {name: plain(weight) for name, weight in model.named_parameters() if is_quantized(weight)}
     copy.load_state_dict(dict(merged_weights(model, {**model.state_dict(), **packed}.items())))
     copy.generation_config = model.generation_config

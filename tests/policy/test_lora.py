@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 pytest.importorskip("peft", reason="LoRA needs peft: pip install 'grpo_pl[lora]'")
 
+from peft import LoraConfig
+
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer, model_config
 from grpo_pl.policy.lora import Lora, adapters_off, add_adapters, has_adapters, merged
 from grpo_pl.policy.trained import find_model
@@ -330,6 +332,19 @@ def test_a_folder_of_adapters_is_merged_in_the_precision_of_what_was_learned(
     loaded = load_model(PolicyConfig(path=str(tmp_path / "adapters"), dtype="auto"), tokenizer)
     assert torch.equal(torch.rand(3), expected)
     torch.testing.assert_close(_logits(loaded), _logits(trained), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_adapters_of_a_tied_head_or_embedding_are_not_merged(
+    tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, target: str
+) -> None:
+    tiny_policy.save_pretrained(tmp_path / "base")
+    tiny_policy.add_adapter(LoraConfig(r=2, target_modules=["q_proj", target], init_lora_weights=False))
+    tiny_policy.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    tiny_policy.save_pretrained(tmp_path / "adapters")
+    with pytest.raises(ValueError, match=rf"{target} .*tie_word_embeddings") as caught:
+        load_model(PolicyConfig(path=str(tmp_path / "adapters")), tokenizer)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
