@@ -20,7 +20,7 @@ from grpo_pl.rewards.pretrained import MANIFEST, check_pretrained, load_pretrain
 from grpo_pl.types import SamplingParams
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,12 +82,14 @@ def load_tokenizer(policy: PolicyConfig) -> PreTrainedTokenizerBase:
     if source is None:
         assert policy.characters != FROM_DATA, "grpo_pl.training.vocabulary collects them first"
         return character_tokenizer(policy.tags, CHARACTERS if policy.characters is None else policy.characters)
-    with one_clear_line(source, "tokenizer"):
-        _check_tokens(Path(source) / "tokenizer.json")
-        kind = _tokenizer_class(source)
+    saved = any((Path(source) / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
+    files = source if saved else base_of(source)  # adapters may come without a tokenizer
+    with one_clear_line(files, "tokenizer" if files == source else f"tokenizer of the base model of {source},"):
+        _check_tokens(Path(files) / "tokenizer.json")
+        kind = _tokenizer_class(files)
         no_code = {"trust_remote_code": False} if kind.__name__ == "AutoTokenizer" else {}  # the other runs no code
-        tokenizer: PreTrainedTokenizerBase = kind.from_pretrained(source, padding_side="left", **no_code)
-    _check_tokenizer(tokenizer, Path(source))
+        tokenizer: PreTrainedTokenizerBase = kind.from_pretrained(files, padding_side="left", **no_code)
+    _check_tokenizer(tokenizer, Path(files))
     if tokenizer.eos_token_id is None:
         named = map(tokenizer.convert_ids_to_tokens, declared_eos_ids(source))
         tokenizer.eos_token = next((token for token in named if token is not None), None)
@@ -154,7 +156,7 @@ def load_model(
     Raises:
         ValueError: no such model, or its config cannot be built, or its files lack a part of its weights.
     """
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoModelForCausalLM
 
     options: dict[str, Any] = {"attn_implementation": policy.attn_implementation} if policy.attn_implementation else {}
     source = path or policy.source
@@ -169,8 +171,7 @@ def load_model(
             except Exception as error:  # as for the config
                 raise ValueError(f"no {config.model_type} model can be built from this config: {error!r}") from error
         if source is not None:
-            with one_clear_line(source, "generation settings"), suppress(OSError):  # a model may lack them
-                model.generation_config = GenerationConfig.from_pretrained(source)  # names the end tokens
+            model.generation_config = _generation_settings(source) or model.generation_config  # names the end tokens
     else:
         if policy.quantization is not None:
             options["quantization_config"] = nf4_config(getattr(torch, policy.dtype, torch.float32))
@@ -183,8 +184,7 @@ def load_model(
             wide = torch.float32 if dtype == "auto" else dtype  # a base's bfloat16 would round what was learned
             with torch.random.fork_rng(devices=[]):  # peft draws adapters before it reads them
                 model = merged(load_pretrained(AutoModelForCausalLM, source, dtype=wide, **options), **options)
-            with one_clear_line(source, "generation settings"), suppress(OSError):
-                model.generation_config = GenerationConfig.from_pretrained(source)
+            model.generation_config = _generation_settings(source) or model.generation_config
     switch_dropout_off(model)  # rollout and scoring must use one distribution: the first ratio of an update is 1
     if policy.lora is not None:
         add_adapters(model, policy.lora, seed=policy.init_seed)
@@ -214,18 +214,29 @@ def check_weights(policy: PolicyConfig) -> None:
         check_pretrained(AutoModelForCausalLM, source)
 
 
-def declared_eos_ids(source: str) -> list[int]:
-    """The ids of the end tokens that the files of a saved model name: its generation settings, or else its config."""
-    from transformers import AutoConfig, GenerationConfig
+def _generation_settings(source: str) -> GenerationConfig | None:
+    """Those of a saved model, or of the base of adapters that have none; None if there are none, as a model may lack
+    them."""
+    from transformers import GenerationConfig
 
-    with one_clear_line(source, "generation settings"):
-        try:
-            ids = GenerationConfig.from_pretrained(source).eos_token_id
-        except OSError:  # a model may lack them
-            try:
-                ids = AutoConfig.from_pretrained(source, trust_remote_code=False).get_text_config().eos_token_id
-            except OSError:  # a tokenizer without a model
-                ids = None
+    for folder in dict.fromkeys([source, base_of(source)]):
+        with one_clear_line(folder, "generation settings"), suppress(OSError):
+            return GenerationConfig.from_pretrained(folder)
+    return None
+
+
+def declared_eos_ids(source: str) -> list[int]:
+    """The ids of the end tokens that the files of a saved model name: its generation settings, or else its config. For
+    adapters without these files they are those of the base model."""
+    from transformers import AutoConfig
+
+    settings = _generation_settings(source)
+    if settings is not None:
+        ids = settings.eos_token_id
+    else:
+        ids, base = None, base_of(source)
+        with one_clear_line(base, "model"), suppress(OSError, ValueError):  # a tokenizer without a model
+            ids = AutoConfig.from_pretrained(base, trust_remote_code=False).get_text_config().eos_token_id
     return [i for i in (ids if isinstance(ids, list) else [ids]) if i is not None]
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ pytest.importorskip("peft", reason="LoRA needs peft: pip install 'grpo_pl[lora]'
 
 from peft import LoraConfig
 
-from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer, model_config
+from grpo_pl.policy.loading import PolicyConfig, declared_eos_ids, load_model, load_tokenizer, model_config
 from grpo_pl.policy.lora import Lora, adapters_off, add_adapters, has_adapters, merged
 from grpo_pl.policy.trained import find_model
 from grpo_pl.training.frozen_models import Reference
@@ -332,6 +333,39 @@ def test_a_folder_of_adapters_is_merged_in_the_precision_of_what_was_learned(
     loaded = load_model(PolicyConfig(path=str(tmp_path / "adapters"), dtype="auto"), tokenizer)
     assert torch.equal(torch.rand(3), expected)
     torch.testing.assert_close(_logits(loaded), _logits(trained), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+@pytest.mark.parametrize("with_tokenizer", [False, True])
+def test_adapters_take_tokenizer_and_end_tokens_of_their_base(
+    tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, file: str, with_tokenizer: bool
+) -> None:
+    base, folder, end = tmp_path / "base", tmp_path / "adapters", tokenizer.convert_tokens_to_ids("$")
+    tiny_policy.save_pretrained(base)
+    without = deepcopy(tokenizer)
+    without.eos_token = None
+    without.save_pretrained(base)
+    (base / file).write_text(json.dumps({**json.loads((base / file).read_text()), "eos_token_id": end}))
+    if file == "config.json":
+        (base / "generation_config.json").unlink()
+    tiny_policy.add_adapter(LoraConfig(r=2, target_modules=["q_proj"]))
+    tiny_policy.peft_config["default"].base_model_name_or_path = str(base)
+    tiny_policy.save_pretrained(folder)
+    (folder / "generation_config.json").unlink()  # peft itself writes none
+    if with_tokenizer:
+        without.save_pretrained(folder)
+    policy = PolicyConfig(path=str(folder))
+    assert declared_eos_ids(str(folder)) == [end] and load_tokenizer(policy).eos_token == "$"
+    for weights in (False, True):
+        loaded = load_model(policy, tokenizer, weights=weights)
+        assert loaded.generation_config.eos_token_id == end
+
+
+def test_a_folder_with_a_tokenizer_alone_names_no_end_tokens(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    assert declared_eos_ids(str(tmp_path)) == []
 
 
 @pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
