@@ -281,16 +281,26 @@ def _run_record(run: Path) -> Mapping[str, Any]:
     return read_object(record) if record.is_file() else {}
 
 
-def _kernels_of(*files: Path) -> dict[str, list[Any]]:
-    """What each file asks for in ``attn_implementation``; refuses one that names a module to import."""
-    kernels: dict[str, list[Any]] = {}
-    for file in files:
-        settings = read_object(file) if file.is_file() else {}
-        kernels[str(file)] = [value for key, value in settings.items() if key.strip("_") == "attn_implementation"]
-        for key in ("auto_map", "auto_mapping", "megatron_config", "megatron_core"):
-            if settings.get(key) not in (None, {}, _HARMLESS.get(key)):
-                raise Untrusted(f"{file} names code in {key!r}: it needs {FLAG}.")
-    return kernels
+def _kernels_of(name: str, settings: Mapping[str, Any]) -> list[Any]:
+    """What the settings in ``name`` ask for in ``attn_implementation``; refuses those that name a module to import."""
+    for key in ("auto_map", "auto_mapping", "megatron_config", "megatron_core"):
+        if settings.get(key) not in (None, {}, _HARMLESS.get(key)):
+            raise Untrusted(f"{name} names code in {key!r}: it needs {FLAG}.")
+    return [value for key, value in settings.items() if key.strip("_") == "attn_implementation"]
+
+
+def _cached_config(base: str) -> Mapping[str, Any]:
+    """The config of a model of the hub, as the cache of this machine has it."""
+    from transformers import PreTrainedConfig
+
+    try:
+        config: Mapping[str, Any] = PreTrainedConfig.get_config_dict(base, local_files_only=True)[0]
+    except (OSError, ValueError) as error:  # not in the cache, or no name that the hub could have
+        raise Untrusted(
+            f"the base model {base!r} may name code, and its config is not here to be checked: download it first "
+            f"(hf download {base}), or give {FLAG}."
+        ) from error
+    return config
 
 
 def refuse_code(model: ServedModel) -> None:
@@ -301,9 +311,14 @@ def refuse_code(model: ServedModel) -> None:
     """
     kernels = {"": [model.policy.attn_implementation, (model.policy.from_scratch or {}).get("attn_implementation")]}
     if model.checkpoint is None:
-        kernels |= _kernels_of(model.source / "config.json", model.source / ADAPTERS)
+        for file in (model.source / "config.json", model.source / ADAPTERS):
+            kernels[str(file)] = _kernels_of(str(file), read_object(file) if file.is_file() else {})
         base = base_of(str(model.source))  # itself, unless the folder holds adapters
-        kernels |= _kernels_of(Path(base) / "config.json")
+        if Path(base).is_dir():
+            file = Path(base) / "config.json"
+            kernels[str(file)] = _kernels_of(str(file), read_object(file) if file.is_file() else {})
+        else:
+            kernels[base] = _kernels_of(f"the base model {base!r}", _cached_config(base))
     for name, values in kernels.items():
         for value in values:
             if value is not None and value not in ATTENTION:

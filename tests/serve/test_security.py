@@ -313,6 +313,35 @@ def test_settings_that_name_code_are_refused(export: Path, tmp_path: Path, file:
         find_model(folder)
 
 
+@pytest.mark.parametrize(
+    ("config", "refused"),
+    [
+        ({"model_type": "qwen2"}, False),
+        ({"auto_map": {"AutoModelForCausalLM": "hostile.Model"}}, True),
+        ({"attn_implementation": "somebody/kernel"}, True),
+        (None, True),  # not here, so nobody can check it
+    ],
+)
+def test_the_base_of_adapters_on_the_hub_is_checked_like_a_folder(
+    export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any] | None, refused: bool
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    commit, cached = "0" * 40, tmp_path / "hub" / "models--somebody--base"
+    if config is not None:
+        for file, text in (("refs/main", commit), (f"snapshots/{commit}/config.json", json.dumps(config))):
+            (cached / file).parent.mkdir(parents=True)
+            (cached / file).write_text(text)
+    folder = tmp_path / "export"
+    shutil.copytree(export, folder)
+    settings = {"peft_type": "LORA", "base_model_name_or_path": "somebody/base"}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    if refused:
+        with pytest.raises(ValueError, match=r"somebody/base.*--trust-rewards"):
+            find_model(folder)
+    assert refused or find_model(folder).source == folder
+    assert find_model(folder, trust_rewards=True).source == folder
+
+
 def test_a_tokenizer_brings_no_code(export: Path, tmp_path: Path) -> None:
     folder = tmp_path / "export"
     shutil.copytree(export, folder)
