@@ -35,27 +35,39 @@ def switch_noise_off(model: PreTrainedModel) -> None:
     tokens = min(_TOKENS, context_length(model.config) or _TOKENS, max(2, _PRODUCTS // model.num_parameters()))
     ids = torch.arange(_ROWS * tokens, device=device).view(_ROWS, tokens) % model.get_input_embeddings().weight.shape[0]
     devices = [] if device.type == "cpu" else [device]
-    with torch.random.fork_rng(devices=devices), torch.autocast(device.type, enabled=False):
-        evaluated = _logits(model.eval(), ids)
-        model.train()
-        if not _is_quiet(model, ids, evaluated):
-            for holders, name in _numbers(model):
-                before = [getattr(holder, name) for holder in holders]
-                _set(holders, name, [0.0] * len(holders))
-                if torch.equal(_logits(model.eval(), ids), evaluated):
-                    without = _logits(model.train(), ids)
-                    _set(holders, name, [_SURE] * len(holders))
-                    if not torch.equal(_logits(model, ids), without):
-                        before = [0.0] * len(holders)
-                _set(holders, name, before)
-            if not _is_quiet(model.train(), ids, evaluated):
-                name, kind = _culprit(model, ids)
-                raise ValueError(
-                    f"{name} ({kind}) of {type(model).__name__} computes something else in training mode than in "
-                    "evaluation mode, and no rate that is set to 0 ends that: what is sampled would not be what is "
-                    "trained. Train another model."
-                )
-    model.train(training)
+    try:
+        with torch.random.fork_rng(devices=devices), torch.autocast(device.type, enabled=False):
+            evaluated = _logits(model.eval(), ids)
+            model.train()
+            if not _is_quiet(model, ids, evaluated):
+                for holders, name in _numbers(model):
+                    before = [getattr(holder, name) for holder in holders]
+                    if _is_rate(model, ids, evaluated, holders, name):
+                        _set(holders, name, [0.0] * len(holders))
+                    else:
+                        _set(holders, name, before)
+                if not _is_quiet(model.train(), ids, evaluated):
+                    name, kind = _culprit(model, ids)
+                    raise ValueError(
+                        f"{name} ({kind}) of {type(model).__name__} computes something else in training mode than in "
+                        "evaluation mode, and no rate that is set to 0 ends that: what is sampled would not be what is "
+                        "trained. Train another model."
+                    )
+    finally:
+        model.train(training)
+
+
+def _is_rate(model: Any, ids: Tensor, evaluated: Tensor, holders: list[Any], name: str) -> bool:
+    """True if training mode heeds a number and evaluation does not, which is left at a value that was tried."""
+    try:
+        _set(holders, name, [0.0] * len(holders))
+        if not torch.equal(_logits(model.eval(), ids), evaluated):
+            return False
+        without = _logits(model.train(), ids)
+        _set(holders, name, [_SURE] * len(holders))
+        return not torch.equal(_logits(model, ids), without)
+    except Exception:  # a model divides by it, or a config refuses the value: a rate may be 0
+        return False
 
 
 def _is_quiet(model: Any, ids: Tensor, evaluated: Tensor) -> bool:

@@ -75,6 +75,35 @@ def test_noise_of_a_size_is_ended_and_other_numbers_stay(tiny_policy: PreTrained
     assert tiny_policy.config.initializer_range == 0.3 and tiny_policy.config.rms_norm_eps == 1e-6
 
 
+class Scaled(nn.Module):
+    """Numbers that a rate of 0 or of nearly 1 cannot stand for: a divisor, and one that refuses other values."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.divisor, self.checked = inner, 2.0, 0.5
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "checked" and value != 0.5:
+            raise TypeError(f"{name} must be 0.5, got {value}")
+        super().__setattr__(name, value)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.inner(hidden) * (1 / self.divisor)
+
+
+def test_a_number_that_cannot_be_tried_stays_and_the_next_are_tried(tiny_policy: PreTrainedModel) -> None:
+    mlp = tiny_policy.model.layers[0].mlp
+    mlp.gate_proj = scaled = Scaled(mlp.gate_proj)
+    mlp.up_proj = noisy = Gumbel(mlp.up_proj, heat=0.5)
+    switch_noise_off(tiny_policy.eval())
+    assert (scaled.divisor, scaled.checked, noisy.heat) == (2.0, 0.5, 0.0)
+    assert not tiny_policy.training
+    mlp.down_proj = Gumbel(mlp.down_proj)
+    with pytest.raises(ValueError, match="down_proj"):
+        switch_noise_off(tiny_policy)
+    assert (scaled.divisor, scaled.checked) == (2.0, 0.5) and not tiny_policy.training
+
+
 def test_noise_without_a_rate_is_refused_by_module_and_class(tiny_policy: PreTrainedModel) -> None:
     tiny_policy.model.layers[0].mlp.up_proj = Gumbel(tiny_policy.model.layers[0].mlp.up_proj)
     with pytest.raises(ValueError, match=r"model\.layers\.0\.mlp\.up_proj \(Gumbel\) of Qwen2ForCausalLM"):
