@@ -195,8 +195,10 @@ def _name_of_run(folder: RunFolder) -> str | None:
     try:
         if folder.made_by.exists():
             return folder.made_by.read_text(encoding="utf-8")
+        if (name := _config_so_far(folder).get("name")) is not None:  # given in a YAML file or by --name
+            return str(name)
         words = shlex.split(read_object(folder.record)["command"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
         return None
     given: dict[str, list[str]] = {"--name": [], "--config": []}
     for word, following in zip(words, [*words[1:], ""], strict=True):

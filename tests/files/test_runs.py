@@ -74,3 +74,14 @@ def test_of_a_run_of_version_0_3_the_command_tells_its_name(tmp_path: Path, comm
     (tmp_path / "llama-2").mkdir()
     if command is None or "train" in command:  # as runs of one name leave them
         assert _newest(tmp_path, "llama") == "llama-3"
+
+
+def test_of_a_run_of_version_0_3_the_name_in_its_settings_counts_before_the_command(tmp_path: Path) -> None:
+    settings_of = {"exp1": "name: exp1", "exp1-2": "name: null", "exp1-3": "name: exp1-3", "7": "name: 7"}
+    for folder, settings in settings_of.items():
+        (tmp_path / folder).mkdir()
+        RunFolder(tmp_path / folder).record.write_text(json.dumps({"command": "grpo-pl fit --config my.yaml"}))
+        RunFolder(tmp_path / folder).config.write_text(f"{settings}\nmodel: {{}}\n")
+    assert [_newest(tmp_path, name) for name in ("exp1", "exp1-2", "exp1-3", "7")] == ["exp1", None, "exp1-3", "7"]
+    RunFolder(tmp_path / "exp1").config.write_text("name: [")  # cut short, so that nothing tells
+    assert _newest(tmp_path, "exp1") == "exp1"
