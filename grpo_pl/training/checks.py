@@ -142,9 +142,10 @@ def check_data(trainer: Any) -> None:
 
 def check_rollouts_left(trainer: Any, data: RolloutDataModule) -> None:
     """Refuses a further fit that would train nothing, and says where one goes on that trains the rest; one from a
-    checkpoint goes on from there."""
-    if trainer.ckpt_path is not None:
-        return
+    checkpoint goes on from there. To be called once Lightning has read this fit's checkpoint: before, ``ckpt_path`` is
+    that of the Trainer's fit before."""
+    if trainer.strategy.restore_checkpoint_after_setup or trainer.ckpt_path is not None:
+        return  # with sharded weights the checkpoint is read after the last hook before training
     done, steps = data.completed_rollouts, data.steps
     if done >= steps:
         raise ValueError(

@@ -179,7 +179,6 @@ class GRPOModule(PolicyModule):
         checks.check_data(self.trainer)
         checks.check_trainer(self.trainer)  # before minutes are spent
         if self.trainer.training:
-            checks.check_rollouts_left(self.trainer, self._data)
             checks.warn_of_global_seed(self.seed)
             checks.check_optimization(self)
         checks.check_monitors(self.trainer.callbacks, self.validation, self.rewards, self._data)  # type: ignore[attr-defined]
@@ -267,6 +266,7 @@ class GRPOModule(PolicyModule):
         self.source.check(self.engine, self.algorithm, self.sampling, self.environment)
 
     def on_fit_start(self) -> None:
+        checks.check_rollouts_left(self.trainer, self._data)
         checks.check_optimizers(self)
         self._choose_decoder()
         policy, precision = self.require_policy(), self.trainer.precision_plugin.forward_context

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningDataModule, Trainer, seed_everything
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
 from torch.utils.data import DataLoader
 
 from grpo_pl.data.datamodule import RolloutDataModule
@@ -66,6 +66,29 @@ def test_a_second_fit_says_why_it_would_train_nothing() -> None:
     with pytest.warns(UserWarning, match="has made 2 of its 3 rollouts, and this fit makes the others"):
         _trainer().fit(module, again)
     assert again.completed_rollouts == 3
+
+
+class AfterOne(Callback):
+    """Saves what the first rollout leaves."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *more: Any) -> None:
+        if not self.file.exists():
+            trainer.save_checkpoint(self.file)
+
+
+def test_a_fit_from_a_checkpoint_and_one_after_it_are_told_apart(tmp_path: Path) -> None:
+    module, data, file = tiny_module(), _data(), tmp_path / "one.ckpt"
+    _trainer(callbacks=[AfterOne(file)]).fit(module, data)
+    after_two, trainer = _embeddings(module), _trainer()
+    trainer.fit(module, data, ckpt_path=file)  # data that is done goes back to the first rollout
+    assert data.completed_rollouts == 2 and torch.equal(_embeddings(module), after_two)
+    with pytest.raises(ValueError, match=r"^this RolloutDataModule has made its 2 rollouts, [^\n]*$"):
+        trainer.fit(module, data)
+    with pytest.raises(ValueError, match=r"^this Trainer has made its run, [^\n]*$"):
+        trainer.fit(module, _data())
 
 
 class Own(LightningDataModule):
