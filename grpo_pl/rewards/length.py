@@ -47,7 +47,7 @@ class LengthReward(Reward):
       with half a cosine wave in between and constant beyond ``max_length``. The reward ``correct`` says which answers
       are right; where it has no value, this reward has none.
     - ``budget`` (`budget_share`), range [0, 1]: 1 up to the budget, 0 from twice the budget on, linear in between. The
-      budget in tokens is the row's ``token_budget`` column if the data set has one, else ``max_length``.
+      budget in tokens is the row's ``token_budget`` column, or ``max_length`` where there is none or it is empty.
     """
 
     trusted = True
@@ -98,7 +98,8 @@ class LengthReward(Reward):
             punish = partial(overlong_punishment, max_length=self.max_length, cache_length=self.cache_length)
             return [_score(punish(n), 0.0, f"{n} tokens") for n in lengths]
         given = columns.get("token_budget", [self.max_length] * len(lengths))
-        budgets = [self._tokens("token_budget", n, fewest=1) for n in given]
+        filled = [self.max_length if n is None or str(n).isspace() or n == "" else n for n in given]
+        budgets = [self._tokens("token_budget", n, fewest=1) for n in filled]
         pairs = zip(lengths, budgets, strict=True)
         return [_score(budget_share(n, budget=most), 1.0, f"{n} of {most} tokens") for n, most in pairs]
 

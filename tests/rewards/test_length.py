@@ -41,6 +41,8 @@ def test_a_row_may_bring_its_own_budget() -> None:
     columns = {"completion_length": [15, 15]}
     assert [s.value for s in reward(["", ""], ["", ""], columns)] == [0.5, 0.5]
     assert [s.value for s in reward(["", ""], ["", ""], {**columns, "token_budget": [15, 5]})] == [1.0, 0.0]
+    as_in_csv = {"completion_length": [15] * 3, "token_budget": ["", None, "15"]}
+    assert [s.value for s in reward([""] * 3, [""] * 3, as_in_csv)] == [0.5, 0.5, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from grpo_pl.rewards.answer_reading import AnswerReward, Found
 from grpo_pl.rewards.base import Columns, MissingColumn, Score, TextAnswerReward
@@ -68,6 +68,11 @@ def _pair(gold: str, answer: str, completion: str) -> tuple[str, str]:
     if of_gold is not None:
         gold = of_gold.answer + (r"\%" if of_gold.percent and (behind or has_percent(answer)) else "")
     return gold, answer + (r"\%" if behind and has_percent(gold) and not has_percent(answer) else "")
+
+
+def _truth(cell: Any) -> Any:
+    """A text of CSV as JSON would have it: true, false, or None if it is empty; any other cell as it is."""
+    return {"true": True, "false": False, "": None}.get(cell.strip().lower(), cell) if isinstance(cell, str) else cell
 
 
 @dataclass(kw_only=True)
@@ -138,7 +143,7 @@ class MathReward(AnswerReward, SandboxedReward):
     def __call__(self, completions: Sequence[str], answers: Sequence[str], columns: Columns) -> list[Score]:
         said = list(map(after_closed_thinking, completions))
         found = list(map(self.read, said))
-        flags = columns.get("ordered", [None] * len(said))
+        flags = [_truth(cell) for cell in columns.get("ordered", [None] * len(said))]
         if odd := [flag for flag in flags if flag is not None and not (isinstance(flag, int) and flag in (0, 1))]:
             raise MissingColumn(f"the column 'ordered' must hold true or false, got {str(odd[0])[:40]!r}.")
         ordered = [self.ordered if flag is None else bool(flag) for flag in flags]

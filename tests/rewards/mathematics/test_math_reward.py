@@ -244,5 +244,7 @@ def test_lists_are_ordered_by_the_option_or_by_a_column_for_each_problem(reward:
     assert values(ordered, {}) == [0.0, 0.0, 0.0, 1.0, 1.0]
     assert values(reward, {"ordered": [True, False, 1, 0, None]}) == [0.0, 1.0, 0.0, 1.0, 1.0]
     assert values(ordered, {"ordered": [False, None, True, True, True]}) == [1.0, 0.0, 0.0, 1.0, 1.0]
+    assert values(reward, {"ordered": ["true", "false", "True", "FALSE", ""]}) == [0.0, 1.0, 0.0, 1.0, 1.0]  # of CSV
+    assert values(ordered, {"ordered": ["", "false", " ", "false", "true"]}) == [0.0, 1.0, 0.0, 1.0, 1.0]
     with pytest.raises(MissingColumn, match="'ordered' must hold true or false, got 'no'"):
         values(reward, {"ordered": ["no"] * 5})
