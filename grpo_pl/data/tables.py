@@ -169,7 +169,8 @@ def load_table(path: str, subset: str | None, split: str, *, written: Collection
         elif saved:
             table = StoredTable(datasets.load_from_disk(str(local)), written)
         elif (local / "dataset_dict.json").is_file():
-            table = StoredTable(datasets.load_from_disk(str(local))[split], written)
+            saved_splits = datasets.load_from_disk(str(local)).items()
+            return _of_splits({name: [StoredTable(part, written)] for name, part in saved_splits}, split)
         elif local.is_dir():
             with _without_chatter():
                 return _of_folder(datasets.load_dataset_builder(str(local), subset), split, written)
@@ -184,27 +185,33 @@ def load_table(path: str, subset: str | None, split: str, *, written: Collection
 
 def _of_folder(builder: DatasetBuilder, split: str, written: Collection[str]) -> list[Part]:
     """The rows of a split of a folder, of which ``datasets`` tells the files."""
-    import datasets
-
     files: Mapping[str, Sequence[str]] = builder.config.data_files or {}
     if {format_of(file) for of_split in files.values() for file in of_split} - {"json", "csv"}:
         builder.download_and_prepare()
         table = StoredTable(builder.as_dataset(split=split), written)
         return [Part(table, range(len(table)))]
-    asked = {re.split(r"\W", name.strip())[0] for name in split.split("+")}
+    asked = files if split == "all" else {re.split(r"\W", name.strip())[0] for name in split.split("+")}
     delimiter = getattr(builder.config, "sep", None)
     tables = {
         name: [TextTable(Path(file), written, delimiter) for file in files[name]] if name in asked else []
         for name in files
     }
-    lengths = {name: sum(map(len, of_split)) for name, of_split in tables.items()}
+    return _of_splits(tables, split)
+
+
+def _of_splits(tables: Mapping[str, Sequence[StoredTable | TextTable]], split: str) -> list[Part]:
+    """The rows of ``train``, ``train[:50%]``, ``train+test``, ``all`` …, of the tables of each split."""
+    import datasets
+
+    lengths = {str(name): sum(map(len, of_split)) for name, of_split in tables.items()}
     parts = list[Part]()
-    for chosen in datasets.ReadInstruction.from_spec(split).to_absolute(lengths):
+    asked = "+".join(lengths) if split == "all" else split
+    for chosen in datasets.ReadInstruction.from_spec(asked).to_absolute(lengths):
         first = 0
-        for text in tables[chosen.splitname]:
-            rows = range(len(text))[max(0, chosen.from_ - first) : max(0, chosen.to - first)]
-            parts.append(Part(text, rows))
-            first += len(text)
+        for table in tables[chosen.splitname]:
+            rows = range(len(table))[max(0, chosen.from_ - first) : max(0, chosen.to - first)]
+            parts.append(Part(table, rows))
+            first += len(table)
     return parts
 
 

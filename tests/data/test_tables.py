@@ -152,10 +152,29 @@ def test_what_save_to_disk_wrote_is_read(tmp_path: Path) -> None:
             _answers(tmp_path / name, train_split="nosplit")
 
 
-def test_a_part_of_a_split_may_be_asked_for(jsonl: Callable[..., str], tmp_path: Path) -> None:
-    for name, first in (("train-0", 0), ("train-1", 4), ("test", 8)):
-        jsonl([{"question": f"q {i}", "answer": i} for i in range(first, first + 4)], f"set/{name}.jsonl")
-    assert _answers(tmp_path / "set", train_split="train[3:6]+test[:25%]") == ["3", "4", "5", "8"]
+@pytest.mark.parametrize("kind", ["text", "saved", "parquet"])
+def test_parts_of_splits_may_be_asked_for(jsonl: Callable[..., str], tmp_path: Path, kind: str) -> None:
+    rows = [{"question": f"q {i}", "answer": str(i)} for i in range(12)]
+    parts = {"train-0": rows[:4], "train-1": rows[4:8], "test": rows[8:]}
+    if kind == "saved":
+        splits = {"train": rows[:8], "test": rows[8:]}
+        saved = datasets.DatasetDict({name: datasets.Dataset.from_list(part) for name, part in splits.items()})
+        saved.save_to_disk(str(tmp_path / "set"))
+    for name, part in parts.items() if kind != "saved" else ():
+        if kind == "text":
+            jsonl(part, f"set/{name}.jsonl")
+        else:
+            (tmp_path / "set").mkdir(exist_ok=True)
+            datasets.Dataset.from_list(part).to_parquet(str(tmp_path / "set" / f"{name}.parquet"))
+    for split, answers in {
+        "train[3:6]+test[:25%]": ["3", "4", "5", "8"],
+        "train[:50%]": ["0", "1", "2", "3"],
+        "train+test": [str(i) for i in range(12)],
+        "all": [str(i) for i in range(12)],
+    }.items():
+        assert _answers(tmp_path / "set", train_split=split) == answers, split
+    with pytest.raises(ValueError, match=r"cannot load the data set [^\n]*nosplit[^\n]*'train', 'test'[^\n]*$"):
+        _answers(tmp_path / "set", train_split="nosplit")
 
 
 def test_a_row_has_all_columns_of_the_table(jsonl: Callable[..., str]) -> None:
