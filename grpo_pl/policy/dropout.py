@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -27,11 +28,18 @@ def switch_noise_off(model: PreTrainedModel) -> None:
 
     Both modes are tried on two short rows. Where they differ, or random numbers are drawn, each positive number that
     a kind of module or the config holds is tried: if training mode heeds it and evaluation does not, it is set to 0.
+    On a device other than a CPU or a CUDA GPU nothing is tried, and a warning says so.
 
     Raises:
         ValueError: the modes still differ; names the innermost module that does.
     """
     device, training = model.device, model.training
+    if device.type not in ("cpu", "cuda"):  # others have no generator for each device (mps), or none (meta)
+        warnings.warn(
+            f"The policy is on {device}: nobody tried whether training mode adds noise to what it computes.",
+            stacklevel=2,
+        )
+        return
     tokens = min(_TOKENS, context_length(model.config) or _TOKENS, max(2, _PRODUCTS // model.num_parameters()))
     ids = torch.arange(_ROWS * tokens, device=device).view(_ROWS, tokens) % model.get_input_embeddings().weight.shape[0]
     devices = [] if device.type == "cpu" else [device]

@@ -136,3 +136,8 @@ def test_a_model_without_noise_is_left_alone_and_so_are_random_numbers(
 def test_a_broken_model_is_left_to_others(tiny_policy: PreTrainedModel) -> None:
     tiny_policy.model.norm.weight.data.fill_(float("nan"))
     switch_noise_off(tiny_policy)
+
+
+def test_on_other_devices_nothing_is_tried_and_that_is_said(tiny_policy: PreTrainedModel) -> None:
+    with pytest.warns(UserWarning, match="meta"):
+        switch_noise_off(tiny_policy.to("meta"))
