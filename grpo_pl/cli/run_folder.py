@@ -58,9 +58,10 @@ def open_run(root: str | Path, name: str, *, config: str | None = None, resume: 
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise
+        forbidden = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
         raise ValueError(
-            f"--runs_dir is {str(root)!r}, and {error.filename or name} cannot be written there ({error.strerror}): "
-            "name a folder in which you may write."
+            f"--runs_dir is {str(root)!r}, and {error.filename or name} cannot be written there ({error.strerror})"
+            f"{': name a folder in which you may write.' if forbidden else '.'}"
         ) from error
 
 

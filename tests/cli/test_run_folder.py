@@ -1,5 +1,8 @@
 """What a Trainer gets so that it fills a run folder, and who may write there."""
 
+import errno
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -81,3 +84,14 @@ def test_a_name_that_is_no_folders_is_refused(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_said_in_one_line(resume: bool) -> None:
     with pytest.raises(ValueError, match=r"^--runs_dir is '/proc/runs', and .* cannot be written there [^\n]*$"):
         open_run("/proc/runs", "one", resume=resume)
+
+
+@pytest.mark.parametrize("fault", [errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENOTDIR])
+def test_another_folder_is_advised_where_this_one_is_forbidden(monkeypatch: pytest.MonkeyPatch, fault: int) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(fault, os.strerror(fault), "runs")
+
+    monkeypatch.setattr("grpo_pl.cli.run_folder.start_run", fail)  # root, who may write anywhere, can cause none
+    with pytest.raises(ValueError, match=re.escape(os.strerror(fault))) as caught:
+        open_run("runs", "one")
+    assert ("you may write" in str(caught.value)) == (fault in (errno.EACCES, errno.EPERM, errno.EROFS))
