@@ -46,7 +46,8 @@ class TextTable:
 
     Args:
         file: the file, by whose ending it is read.
-        written: keys of JSON rows whose numbers are given as they are written.
+        written: keys of JSON rows whose numbers are given as they are written; a row of CSV may lack cells at its end,
+            which are empty then, but none of these.
         delimiter: what stands between the cells of a CSV file; by default a comma, in .tsv a tab.
 
     Raises:
@@ -82,7 +83,7 @@ class TextTable:
         raw = os.pread(self._bytes.fileno(), end - start, start)  # where a fork of this process reads does not matter
         where = f"row {number} of {str(self.file)!r}"
         if self._is_csv:
-            lines = io.StringIO(decoded(raw, where), newline="\n")
+            lines = (decoded(line, where) for line in raw.splitlines(keepends=True))
             try:
                 return self._record(next(self._records(lines), []), where)
             except csv.Error as error:
@@ -158,7 +159,8 @@ class TextTable:
         place = [0, 0]  # bytes and lines that the records so far are made of
 
         def texts() -> Iterator[str]:
-            for number, raw in enumerate(self._bytes, start=1):
+            lines = (line for raw in self._bytes for line in raw.splitlines(keepends=True))  # some end in \r alone
+            for number, raw in enumerate(lines, start=1):
                 place[:] = place[0] + len(raw), number
                 yield decoded(raw, line_name(self.file, number)).removeprefix("\ufeff" if number == 1 else "")
 
@@ -186,9 +188,10 @@ class TextTable:
         return csv.reader(lines, delimiter=self._delimiter, strict=True)
 
     def _record(self, cells: Sequence[str], where: str) -> Row:
-        if len(cells) != len(self._header):
+        lacking = self._header[len(cells) :]  # spreadsheets drop empty cells at the end
+        if len(cells) > len(self._header) or not set(lacking).isdisjoint(self.written):
             raise ValueError(f"{where} has {len(cells)} cells, and the header names {len(self._header)} columns.")
-        return dict(zip(self._header, cells, strict=True))
+        return dict(zip(self._header, [*cells, *("" for _ in lacking)], strict=True))
 
 
 def _after(text: str, place: int) -> int:

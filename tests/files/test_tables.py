@@ -54,6 +54,22 @@ def test_cells_of_csv_may_hold_anything(tmp_path: Path) -> None:
     assert _rows(_table(tmp_path, "only.csv", "q,a\n")) == []
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_cells_that_are_missing_at_the_end_of_a_row_are_empty_whatever_ends_lines(
+    tmp_path: Path, end: str, packed: bool
+) -> None:
+    lines = ["q,a,level,topic", "é,1,2,sums", "b,2,3", "", '"c\r\nd\re\nf",3', "", "", "g,4,,x"]
+    content = end.join(lines).encode()
+    name = "rows.csv.gz" if packed else "rows.csv"
+    table = _table(tmp_path, name, gzip.compress(content) if packed else content, written=["q", "a"])
+    cells = [["é", "1", "2", "sums"], ["b", "2", "3", ""], ["c\r\nd\re\nf", "3", "", ""], ["g", "4", "", "x"]]
+    assert [list(row.items()) for row in _rows(table)] == [list(zip(table.columns, row, strict=True)) for row in cells]
+    assert table.columns == ["q", "a", "level", "topic"]
+    with pytest.raises(ValueError, match=r"line 4 .* has 1 cells"):
+        _table(tmp_path, "short.csv", end.join(["q,a", "1,2", "", "3"]), written=["q", "a"])
+
+
 def test_json_lines_and_arrays_give_the_same_rows(tmp_path: Path) -> None:
     lines = ['{"a": 1.50, "é": "x\u2028\u2029]"}', '{"a": [1, {"b": "},{"}]}', '{"a": 3, "b": null}']
     for name, text in {
