@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self, cast, get_type_hints
 
 import torch
@@ -392,11 +393,16 @@ class PolicyModule(LightningModule):
     @classmethod
     def _from_weights(cls, file: Path, device: str, fields: Mapping[str, Any]) -> Self:
         """The module of ``fields``, which are objects or plain values, with the policy of a checkpoint."""
-        hints = get_type_hints(cls.__init__)
 
         def built(name: str, value: Any) -> Any:
             first = value[0] if isinstance(value, list) and value else value
-            return build(hints[name], value, name) if isinstance(first, Mapping) else value
+            if not isinstance(first, Mapping):
+                return value
+            for init in (vars(kind).get("__init__") for kind in cls.__mro__):  # a subclass's may pass on **kwargs
+                if name in (types := getattr(init, "__annotations__", {})):  # of others a type may not be importable
+                    hints = get_type_hints(SimpleNamespace(__annotations__={name: types[name]}), init.__globals__)
+                    return build(hints[name], value, name)
+            return value
 
         module = cls(**{name: built(name, value) for name, value in fields.items()})
         state = read_checkpoint(file)

@@ -1,5 +1,7 @@
 """Fits in Python that would train nothing, on nothing of ours, or by another seed than one thinks: a line says so."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +47,26 @@ def test_a_checkpoint_of_the_trainer_alone_is_loaded_with_the_policy_and_rewards
     assert loaded.validation.samples == 3 and len(loaded.rewards) == 1 and len(loaded.tokenizer) > 90
     trained = module.require_policy().state_dict()
     assert all(torch.equal(weight, trained[name]) for name, weight in loaded.require_policy().state_dict().items())
+
+
+class Named(GRPOModule):
+    """A user's own, which names some arguments, one by a type that nobody can look up."""
+
+    def __init__(self, policy, extra: Unknown = None, options: dict[str, int] | None = None, **more: Any) -> None:  # type: ignore # noqa: F821
+        super().__init__(policy, **more)
+        self.extra, self.options = extra, options
+
+
+def test_a_subclass_is_loaded_whatever_arguments_its_init_names(tmp_path: Path) -> None:
+    module, trainer, file = tiny_module(), _trainer(), tmp_path / "own.ckpt"
+    trainer.fit(module, _data(steps=1))
+    trainer.save_checkpoint(file)
+    settings = {"policy": {"from_scratch": {"model_type": "qwen2", **SHAPE}}, "rewards": [{"class_path": EXACT}]}
+    for fields in ({"policy": module.policy_config, "rewards": module.rewards}, settings):
+        loaded = Named.load_from_checkpoint(file, **fields, extra=3, options={"a": 1}, sampling={"temperature": 0.5})
+        assert (type(loaded), loaded.extra, loaded.options) == (Named, 3, {"a": 1})
+        assert (loaded.sampling.temperature, len(loaded.rewards)) == (0.5, 1)
+        assert torch.equal(_embeddings(loaded), _embeddings(module))
 
 
 def _embeddings(module: GRPOModule) -> torch.Tensor:
