@@ -413,7 +413,8 @@ class AnswerRules:
         if gold_words is not None:
             if number is not None and (named := number_in_words(gold_words)):
                 return Verdict("ok" if self._same_number(named, number) else "wrong")
-            same = gold_words == answer.strip() if words is None else same_words(gold_words, words)
+            name = re.findall(r"[^\W\d_]+", gold)[-1][0].isupper()
+            same = gold_words == answer.strip() if words is None else same_words(gold_words, words, name=name)
             if not same and words is not None and not self.ordered:
                 same = sorted(map(str.strip, gold_words.split(","))) == sorted(map(str.strip, words.split(",")))
             if not same and words is None and len(gold_words) == 1:

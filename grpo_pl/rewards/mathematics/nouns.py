@@ -95,6 +95,10 @@ _IRREGULAR = {
     "bookshelves": "bookshelf", "octahedra": "octahedron",
 }  # fmt: skip
 _HEADS = frozenset(_COUNTED.split())
+_GROUP_NAMES = """
+pair couple duo duet trio triplet twin quartet quintet sextet septet octet dozen score gross brace handful
+"""
+_GROUPS = frozenset(_GROUP_NAMES.split())
 
 
 @lru_cache(maxsize=4096)
@@ -121,12 +125,21 @@ def singular(noun: str) -> str:
 
 
 def same_noun(one: str, other: str) -> bool:
-    """True for one noun in singular or plural; words before it may be left out (``red balls`` and ``balls``)."""
+    """True for one noun in singular or plural; words before it may be left out (``red balls`` and ``balls``) but for
+    groups (``pair balls``)."""
     ours, theirs = one.casefold().split(), other.casefold().split()
     shorter = min(len(ours), len(theirs))
+    if any(map(_is_group, (*ours[:-shorter], *theirs[:-shorter]))):
+        return False
     return bool(stems(ours[-1]) & stems(theirs[-1])) and ours[-shorter:-1] == theirs[-shorter:-1]
 
 
 def is_counted(phrase: str) -> bool:
-    """True for a noun of the list, in singular or plural, whatever stands before it: ``red balls``."""
-    return not stems(phrase.split()[-1]).isdisjoint(_HEADS)
+    """True for a noun of the list, in singular or plural, whatever stands before it (``red balls``) but for groups
+    (``pair balls``)."""
+    *before, last = phrase.split()
+    return not stems(last).isdisjoint(_HEADS) and not any(map(_is_group, before))
+
+
+def _is_group(word: str) -> bool:
+    return not stems(word.split("-")[-1]).isdisjoint(_GROUPS)

@@ -8,8 +8,8 @@ from functools import lru_cache
 from grpo_pl.rewards.mathematics.canonical import CURRENCIES
 from grpo_pl.rewards.mathematics.measures import FOLDED, SYMBOLS, UNITS, read_measure, same_measure
 from grpo_pl.rewards.mathematics.nouns import is_counted, same_noun
-from grpo_pl.rewards.mathematics.words import is_word, words_of
-from grpo_pl.rewards.mathematics.written_numbers import read_number
+from grpo_pl.rewards.mathematics.words import is_word, turns, words_of
+from grpo_pl.rewards.mathematics.written_numbers import number_in_words, read_number
 
 _AREA = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _POWERS = {"squared": 2, "cubed": 3}
@@ -228,7 +228,8 @@ def _unit_name(text: str) -> str | None:
             power = _AREA[word.casefold()]
             continue
         if word == "of" and (factors or noun):
-            if not (following and all(words[i + 1 :]) and is_counted(" ".join(words[i + 1 :]))):
+            whole = [part for part in words[i + 1 :] if part not in ("the", "a", "an")]
+            if not (whole and all(map(is_noun, whole)) and is_counted(" ".join(whole))):
                 return None
             break
         raised = int(token["power"] or _POWERS.get(word.casefold(), 1))
@@ -285,7 +286,7 @@ def _product(factors: dict[str, int]) -> str:
 
 def is_noun(word: str) -> bool:
     """True for one word that may follow a number in a gold answer; false for ``or``, ``not``, ``million`` …"""
-    if not _NOUN.fullmatch(word) or _ORDINAL.fullmatch(word):
+    if not _NOUN.fullmatch(word) or _ORDINAL.fullmatch(word) or turns(word) or number_in_words(word):
         return False
     return _NO_NOUN.isdisjoint({word, word.casefold()}) and _NO_NOUN_SIGNS.isdisjoint(word)
 

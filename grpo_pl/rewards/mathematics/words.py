@@ -87,9 +87,13 @@ def turns(words: str) -> bool:
     return not _TURNS.isdisjoint(words.casefold().split())
 
 
-def same_words(gold: str, answer: str) -> bool:
-    """True for text answers, as `as_words` gives them, that say the same: articles, the copula and a noun beside the
-    answer (``the colour is blue``, ``odd function``) may be left out, and the last word may be in the plural."""
+def same_words(gold: str, answer: str, *, name: bool) -> bool:
+    """True for text answers, as `as_words` gives them, that say the same: articles, the copula and one noun beside the
+    answer (``the colour is blue``, ``odd function``) may be left out, and words may be in the plural.
+
+    No noun may stand beside a gold answer that is a ``name`` (``Tom brother``) or ends in a noun (``apple tree``) or in
+    a word that turns round (``no solution``): that would be another answer.
+    """
     ours, theirs = (_said(side) for side in (gold, answer))
     if any({" ".join(ours), " ".join(theirs)} <= same for same in _SAME):
         return True
@@ -97,7 +101,9 @@ def same_words(gold: str, answer: str) -> bool:
     if more < 0 or not ours:
         return False
     rest = theirs[:more] if theirs[more:] == ours else theirs[len(ours) :] if theirs[: len(ours)] == ours else None
-    return rest is not None and (not rest or is_counted(" ".join(rest)))
+    if not rest:
+        return rest is not None
+    return len(rest) == 1 and is_counted(rest[0]) and not (name or is_counted(ours[-1]) or turns(ours[-1]))
 
 
 def _said(words: str) -> list[str]:

@@ -69,6 +69,10 @@ RIGHT = [
     ("e_1+1", "1+e_1"), (r"\gamma+1", r"1+\gamma"), (r"\Gamma(5)", "24"), ("f''(x)+1", r"1+f^{\prime\prime}(x)"),
     ("y''+y=0", "y+y''=0"), ("f'(2)+1", "1+f'(2)"), (r"\log_A B", r"\frac{\ln B}{\ln A}"),
     ("a:b:c = 45:5:54", "45:5:54"),
+    # a noun beside the answer
+    ("7", r"7\text{ real roots}"), ("6", r"6\text{ three-digit numbers}"), ("6", r"6\text{ slices of the pizza}"),
+    (r"\text{odd}", r"\text{odd function}"), (r"\text{odd}", r"\text{an odd function}"),
+    (r"\text{blue}", r"\text{the colour is blue}"), (r"\text{not even}", r"\text{not an even number}"),
 ]  # fmt: skip
 WRONG = [
     ("5", "6"), ("5", "-5"), ("5", "50"), ("1000", "1,00"), ("15", "1,5"), ("52", "5²"), ("312", "3½"),
@@ -99,6 +103,16 @@ WRONG = [
     # spellings
     ("x<1 or x>3", "x<1, x<3"), ("€5", "5$"), ("€5", "$5"), ("5 m", "5$"), ("5 dollars", r"5\text{€}"),
     ("€5", r"\pounds5"),
+    # words beside the answer that make it another
+    ("circle", "circle square"), ("circle", "triangle circle"), ("apple", "apple tree"), (r"\text{Tom}", "Tom brother"),
+    (r"\text{Anna}", "sister Anna"), ("red", "red blue green ball"), ("red", "red not a ball"),
+    ("red", "not a ball red"), ("red", "red ball cube"), ("even", "even not odd function"),
+    ("odd", "even function odd"), (r"\text{no}", "no solution"), (r"\text{right triangle}", "right triangle square"),
+    *[("5", rf"5\text{{ {words}}}") for words in (
+        "pair balls", "pairs balls", "red pair balls", "couple people", "trio singers", "dozen pair balls",
+        "twenty-one balls", "half-dozen balls", "anything balls", "not balls", "half balls", "slices of not pizza",
+        "slices of two pizzas")],
+    (r"5\text{ balls}", r"5\text{ pair balls}"), (r"5\text{ pair socks}", r"5\text{ socks}"),
 ]  # fmt: skip
 SPELLINGS = [
     ("x+1", r"x+\!1"), ("1000", r"1\!000"), ("(1,2)", r"(1,\!2)"), ("e^2", r"\mathrm e^2"),
