@@ -381,8 +381,8 @@ def _value_of(expr: Any) -> Any:
 
 
 def _excludes_only_undefined(gold_text: str, condition_text: str) -> bool:
-    r"""True if the gold answer has no real value where the condition does not hold, as far as a few points show:
-    ``x\ne2`` for ``\frac{1}{x-2}``, ``x\ge0`` for ``\sqrt x``."""
+    r"""True if the gold answer has no real value where the condition does not hold, as far as a few points show,
+    some of them at its ends: ``x\ne2`` for ``\frac{1}{x-2}``, ``x\ge0`` for ``\sqrt x``."""
     gold, condition = read(gold_text, last_side=True), real_set(condition_text)
     gold = gold.rhs if isinstance(gold, sympy.Eq) else gold
     if condition is None or not isinstance(gold, sympy.Expr):
@@ -395,9 +395,14 @@ def _excludes_only_undefined(gold_text: str, condition_text: str) -> bool:
             points += piece.args
         elif isinstance(piece, sympy.Interval):
             low, high = piece.start, piece.end
-            low = low if low.is_finite else (high if high.is_finite else sympy.Integer(0)) - 8
-            high = high if high.is_finite else low + 8
-            points += [low + (high - low) * sympy.Rational(k, 11) for k in (2, 5, 9)]
+            ends = [(low, 1, piece.left_open), (high, -1, piece.right_open)]
+            low = low if low.is_finite else (high if high.is_finite else sympy.Integer(0)) - 99
+            high = high if high.is_finite else low + 99
+            near = sympy.Min(sympy.Rational(1, 1000), (high - low) / 11)
+            points += [low + (high - low) * sympy.Rational(k, 22) for k in (1, 10, 18, 21)]
+            for end, inwards, is_open in ends:
+                if end.is_finite:
+                    points += [end + inwards * near] if is_open else [end, end + inwards * near]
         else:
             return False
     values = [gold.subs(dict.fromkeys(letters, point)).evalf(15) for point in points]

@@ -73,6 +73,9 @@ RIGHT = [
     ("7", r"7\text{ real roots}"), ("6", r"6\text{ three-digit numbers}"), ("6", r"6\text{ slices of the pizza}"),
     (r"\text{odd}", r"\text{odd function}"), (r"\text{odd}", r"\text{an odd function}"),
     (r"\text{blue}", r"\text{the colour is blue}"), (r"\text{not even}", r"\text{not an even number}"),
+    # conditions that exclude what has no value
+    (r"\sqrt{x}", r"\sqrt{x}, x\ge 0"), (r"\frac{1}{x-2}", r"\frac{1}{x-2}, x\ne 2"), (r"\ln x", r"\ln x, x>0"),
+    (r"\sqrt{x-100}", r"\sqrt{x-100}, x\ge 100"), (r"\frac{1}{\sqrt{4-x}}", r"\frac{1}{\sqrt{4-x}}, x<4"),
 ]  # fmt: skip
 WRONG = [
     ("5", "6"), ("5", "-5"), ("5", "50"), ("1000", "1,00"), ("15", "1,5"), ("52", "5²"), ("312", "3½"),
@@ -113,6 +116,10 @@ WRONG = [
         "twenty-one balls", "half-dozen balls", "anything balls", "not balls", "half balls", "slices of not pizza",
         "slices of two pizzas")],
     (r"5\text{ balls}", r"5\text{ pair balls}"), (r"5\text{ pair socks}", r"5\text{ socks}"),
+    # conditions that exclude what has a value
+    (r"\sqrt{x}", r"\sqrt{x}, x\ge 1"), (r"\sqrt{x}", r"\sqrt{x}, x>0"), (r"\ln x", r"\ln x, x>1"),
+    (r"\sqrt{x-100}", r"\sqrt{x-100}, x\ge 100.5"), (r"\sqrt{4-x}", r"\sqrt{4-x}, x<4"),
+    (r"\sqrt{4-x}", r"\sqrt{4-x}, x\le 3.9"), (r"\ln(x^2-100)", r"\ln(x^2-100), x>10"),
 ]  # fmt: skip
 SPELLINGS = [
     ("x+1", r"x+\!1"), ("1000", r"1\!000"), ("(1,2)", r"(1,\!2)"), ("e^2", r"\mathrm e^2"),
