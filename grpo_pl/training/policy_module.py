@@ -398,7 +398,8 @@ class PolicyModule(LightningModule):
             first = value[0] if isinstance(value, list) and value else value
             if not isinstance(first, Mapping):
                 return value
-            for init in (vars(kind).get("__init__") for kind in cls.__mro__):  # a subclass's may pass on **kwargs
+            # a subclass's may pass on **kwargs
+            for init in (vars(kind)["__init__"] for kind in cls.__mro__ if "__init__" in vars(kind)):
                 if name in (types := getattr(init, "__annotations__", {})):  # of others a type may not be importable
                     hints = get_type_hints(SimpleNamespace(__annotations__={name: types[name]}), init.__globals__)
                     return build(hints[name], value, name)
