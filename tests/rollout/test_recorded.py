@@ -321,7 +321,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "Set sampling_mask true": {"sampling": LENGTH | {"top_p": 0.9}},
     "nothing is truncated": {"sampling": LENGTH | {"sampling_mask": True}},
     "NativeChildEngine does not": {"sampling": LENGTH | {"top_p": 0.9, "sampling_mask": True}, "engine": CHILD},
-    "partial_rollouts null": {"algorithm": DPPO, "partial_rollouts": {"part_length": 8}},
+    "does not go with model.algorithm.trust_region_top_k": {"algorithm": DPPO, "partial_rollouts": {"part_length": 8}},
     "which the objective sets": {"algorithm": DPPO, "sampling": LENGTH | {"top_logprobs": 2}},
     "belongs to surrogate dppo_tv and dppo_kl": {"algorithm": DPPO | {"surrogate": "clip"}},
     "must be 0 (off) or more": {"algorithm": DPPO | {"trust_region_top_k": -1}},

@@ -1,9 +1,6 @@
 """Callbacks inside a step: they are heard while their trainer runs, and leave nothing behind in the module."""
 
-import sys
-import traceback
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 from lightning.pytorch import LightningModule, Trainer
@@ -14,9 +11,7 @@ from grpo_pl.evaluation.held_out import Validation
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.rewards import ExactReward
-from grpo_pl.rollout.decoding import DecodeMonitor
 from grpo_pl.rollout.engine import RolloutInterrupted
-from grpo_pl.rollout.native.decoder_choice import SWITCH
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.module import GRPOModule
@@ -107,22 +102,3 @@ def test_a_callback_can_stop_a_rollout(module: GRPOModule) -> None:
     with pytest.raises(RolloutInterrupted):
         _run("fit", module, listener, steps=5)
     assert len(listener.experiences) == 1
-
-
-def test_from_the_step_to_a_drawn_token_there_are_eight_calls(
-    module: GRPOModule, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a reader follows from `GRPOModule.training_step` into the decoder, one call inside the other."""
-    monkeypatch.setenv(SWITCH, "torch")  # the kernel draws all tokens in one call
-    check_stop, calls = DecodeMonitor.check_stop, list[list[str]]()
-
-    def between_tokens(self: DecodeMonitor, *args: Any) -> None:
-        names = [frame.f_code.co_name for frame, _ in traceback.walk_stack(sys._getframe(1))][::-1]
-        step = max(i for i, name in enumerate(names) if name == "training_step")
-        calls.append(names[step + 1 :])
-        check_stop(self, *args)
-
-    monkeypatch.setattr(DecodeMonitor, "check_stop", between_tokens)
-    _run("fit", module, steps=1)
-    assert calls[0][:2] == ["collect", "draw"] and calls[0][-1] == "_decode"
-    assert len(calls[0]) <= 8, calls[0]

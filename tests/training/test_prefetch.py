@@ -273,6 +273,7 @@ class Ahead:
 
     def take(self) -> list[int]:
         """Takes the next step's rollout, updates the policy, and returns from which versions the rollout is."""
+        self.sync.begin(self.data.completed_rollouts)
         samples = self.rollouts.take(self.data.prompts(self.data.completed_rollouts), self.collector).samples
         with torch.no_grad():
             for parameter in self.policy.parameters():
