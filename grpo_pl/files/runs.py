@@ -185,6 +185,8 @@ def newest_run_folder(root: Path, name: str) -> RunFolder | None:
         made_by = _name_of_run(folder)
         if made_by is None:  # numbers are claimed in order, so a gap is a sign of a run that was given this name
             made_by = name if number == 1 or number - 1 in numbers else folder.path.name
+        elif not re.fullmatch(re.escape(made_by) + r"(-[1-9]\d*)?", folder.path.name):
+            made_by = folder.path.name  # it was copied or renamed since
         if made_by == name:
             return folder
     return None

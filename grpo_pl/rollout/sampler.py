@@ -154,7 +154,6 @@ class CompletionSampler:
             prefix=self.template.prefill,
             thought=self.template.thought(sampling, self.tokenizer),
         )
-        # not by `generate`: from the training step to a drawn token are eight calls
         generate = self.engine.generate if request.thought is None else partial(draw_completions, self.engine)
         return self.samples(prompts, self._with_version(generate(model, request, **watching)), step)
 

@@ -82,6 +82,16 @@ def test_of_a_run_of_version_0_3_the_name_in_its_settings_counts_before_the_comm
         (tmp_path / folder).mkdir()
         RunFolder(tmp_path / folder).record.write_text(json.dumps({"command": "grpo-pl fit --config my.yaml"}))
         RunFolder(tmp_path / folder).config.write_text(f"{settings}\nmodel: {{}}\n")
-    assert [_newest(tmp_path, name) for name in ("exp1", "exp1-2", "exp1-3", "7")] == ["exp1", None, "exp1-3", "7"]
+    assert [_newest(tmp_path, name) for name in ("exp1", "exp1-2", "exp1-3", "7")] == ["exp1", "exp1-2", "exp1-3", "7"]
     RunFolder(tmp_path / "exp1").config.write_text("name: [")  # cut short, so that nothing tells
     assert _newest(tmp_path, "exp1") == "exp1"
+
+
+def test_a_folder_that_was_renamed_is_resumed_by_its_new_name(tmp_path: Path) -> None:
+    made = tmp_path / "first-2"
+    made.mkdir()
+    RunFolder(made).made_by.write_text("first", encoding="utf-8")
+    assert newest_run_folder(tmp_path, "first-2") is None  # the second run of `first`
+    made.rename(tmp_path / "kept")
+    found = newest_run_folder(tmp_path, "kept")
+    assert found is not None and found.path == tmp_path / "kept"
