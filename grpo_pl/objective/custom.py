@@ -42,7 +42,7 @@ class TokenBatch:
     entropy: Tensor | None  # of the next-token distribution now; carries a gradient
     sampling_logprobs: Tensor | None  # as the engine drew them
     likely: LikelyTokens | None = None  # with `trust_region_top_k`
-    more: Mapping[str, Tensor] = field(default_factory=dict)  # what terms have prepared, by name
+    more: Mapping[str, Tensor] = field(default_factory=dict)  # all tokens by name, as terms prepared them; not masked
 
 
 class _Needs:

@@ -8,6 +8,7 @@ from grpo_pl.config.objects import Config, ConfigError
 from grpo_pl.config.terms import with_terms_of_fields
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.objective.terms.anchor import Anchor
+from grpo_pl.rewards.trust import Untrusted, refuse_own_classes
 
 ANCHOR = "grpo_pl.objective.terms.anchor.Anchor"
 
@@ -96,3 +97,10 @@ def test_the_line_that_tells_names_the_old_field_and_its_place(capsys: pytest.Ca
     assert found == {"beta": 0.0} | anchor(coef=0.125)
     told = capsys.readouterr().err
     assert "model.algorithm.anchor_coef" in told and "model.algorithm.terms.anchor" in told and ANCHOR in told
+
+
+def test_of_a_stranger_s_settings_the_shipped_terms_alone_are_built() -> None:
+    refuse_own_classes({"algorithm": {"beta": 0.0, **anchor(coef=0.1)}})
+    for term in ("Anchor", {"class_path": "evil.Term"}, {"class_path": ANCHOR, "init_args": {"coef.class_path": "x"}}):
+        with pytest.raises(Untrusted):
+            refuse_own_classes({"algorithm": {"terms": {"mine": term}}})

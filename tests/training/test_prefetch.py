@@ -381,6 +381,14 @@ def test_a_resume_with_rollouts_of_another_shape_is_refused(ahead: Callable[...,
         other.rollouts.load_state_dict(states)
 
 
+def test_a_source_that_never_began_or_is_closed_waits_for_nothing(ahead: Callable[..., Ahead]) -> None:
+    begun = ahead()
+    begun.rollouts.close()
+    for source in (PrefetchedRollouts(staleness=1), begun.rollouts):
+        source.wait()
+        assert source.finish() == {} and source.state_dict() == {"rollouts": []}
+
+
 def test_threads_are_given_back(ahead: Callable[..., Ahead]) -> None:
     before = torch.get_num_threads()
     run = ahead()

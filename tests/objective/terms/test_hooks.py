@@ -103,3 +103,13 @@ def test_one_that_prepares_something_else_is_named(
     monkeypatch.setattr(Own, "prepare", lambda self, tokens: returns)
     with pytest.raises(ValueError, match=rf"^model\.algorithm\.terms\.mine: prepare returns .*{told}"):
         prepared({"mine": Own()}, collected(torch.ones(1, 3)))
+
+
+def test_out_of_memory_inside_a_term_is_left_to_the_budget_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(self: Own, tokens: TokenBatch) -> Tensor:
+        raise torch.OutOfMemoryError("too large")
+
+    monkeypatch.setattr(Own, "loss", exhausted)
+    tokens = {"logprobs": torch.full((1, 3), -1.0), "advantages": torch.ones(1, 1), "high": ~MASK}
+    with pytest.raises(torch.OutOfMemoryError, match="too large"):
+        loss_of_tokens(GRPOAlgorithm(terms={"own": Own()}, beta=0.0), mask=MASK, weights=torch.ones(1, 3), **tokens)
