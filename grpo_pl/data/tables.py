@@ -190,7 +190,7 @@ def _of_folder(builder: DatasetBuilder, split: str, written: Collection[str]) ->
         builder.download_and_prepare()
         table = StoredTable(builder.as_dataset(split=split), written)
         return [Part(table, range(len(table)))]
-    asked = files if split == "all" else {re.split(r"\W", name.strip())[0] for name in split.split("+")}
+    asked = files if split == "all" else {re.split(r"[\[(]", name.strip())[0] for name in split.split("+")}
     delimiter = getattr(builder.config, "sep", None)
     tables = {
         name: [TextTable(Path(file), written, delimiter) for file in files[name]] if name in asked else []

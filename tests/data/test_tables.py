@@ -241,6 +241,9 @@ def test_a_folder_has_the_splits_that_its_files_are_named_after(jsonl: Callable[
     assert [len(source.problems(split)) for split in ("train", "val")] == [6, 2]
     with pytest.raises(ValueError, match=r"cannot load the data set .*nosplit"):
         TablePrompts(path=str(tmp_path / "set"), val_split="nosplit").problems("train")
+    card = "---\nconfigs: [{config_name: a, data_files: [{split: test.hard, path: test.jsonl}]}]\n---\n"
+    (tmp_path / "set" / "README.md").write_text(card)
+    assert _answers(tmp_path / "set", train_split="test.hard[:1]", answer_pattern=GSM8K_PATTERN) == ["12"]
 
 
 def test_a_split_of_a_single_file_is_refused(jsonl: Callable[..., str]) -> None:
