@@ -8,21 +8,24 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate, groupby, islice
+from itertools import accumulate, chain, groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grpo_pl.data.cells import is_text
+from grpo_pl.data.hub import TEXT_BUILDERS, hub_builder
 from grpo_pl.data.rows import RowPrompts, RowReader, Side
 from grpo_pl.files.rows import Row
 from grpo_pl.files.tables import ENDINGS, TextTable, format_of, in_full
-from grpo_pl.rewards.pretrained import offline_without_network
 from grpo_pl.types import Problem
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetBuilder
 
 ROWS_AT_ONCE = 1000
+_NOT_OF_CELLS = {"name", "version", "description", "data_dir", "data_files", "sep", "delimiter", "features"}
+_NOT_OF_CELLS |= {"keep_default_na", "na_filter", "na_values", "chunksize"}
+"""Settings of these builders that are heeded, or decide on types or speed alone."""
 
 
 @dataclass(kw_only=True)
@@ -136,7 +139,7 @@ class _TableReader(RowReader):
 
 
 def load_table(path: str, subset: str | None, split: str, *, written: Collection[str]) -> list[Part]:
-    """A split of a data set: text files as they are written, anything else by ``datasets``.
+    """A split of a data set: CSV and JSON as they are written, anything else by ``datasets``.
 
     Args:
         written: columns whose cells are read as they are written, or written out in full where they have a type.
@@ -173,28 +176,37 @@ def load_table(path: str, subset: str | None, split: str, *, written: Collection
             return _of_splits({name: [StoredTable(part, written)] for name, part in saved_splits}, split)
         elif local.is_dir():
             with _without_chatter():
-                return _of_folder(datasets.load_dataset_builder(str(local), subset), split, written)
+                return _of_builder(datasets.load_dataset_builder(str(local), subset), split, written)
         else:
-            offline_without_network()
-            table = StoredTable(datasets.load_dataset(path, subset, split=split), written)
+            return _of_builder(hub_builder(path, subset), split, written)
     except (OSError, KeyError, ValueError, datasets.exceptions.DatasetsError) as error:
         reason = error.__cause__ if isinstance(error, datasets.exceptions.DatasetGenerationError) else error
         raise ValueError(f"cannot load the data set {path!r}: {' '.join(str(reason).split())}") from error
     return [Part(table, range(len(table)))]
 
 
-def _of_folder(builder: DatasetBuilder, split: str, written: Collection[str]) -> list[Part]:
-    """The rows of a split of a folder, of which ``datasets`` tells the files."""
-    files: Mapping[str, Sequence[str]] = builder.config.data_files or {}
-    if {format_of(file) for of_split in files.values() for file in of_split} - {"json", "csv"}:
+def _of_builder(builder: DatasetBuilder, split: str, written: Collection[str]) -> list[Part]:
+    """The rows of a split of a folder or a data set of the hub, of which ``datasets`` tells the files."""
+    import datasets
+
+    if builder.name not in TEXT_BUILDERS:
         builder.download_and_prepare()
         table = StoredTable(builder.as_dataset(split=split), written)
         return [Part(table, range(len(table)))]
-    asked = files if split == "all" else {re.split(r"[\[(]", name.strip())[0] for name in split.split("+")}
+    usual = vars(type(builder.config)())
     delimiter = getattr(builder.config, "sep", None)
+    for name, value in vars(builder.config).items():
+        followed = len(value or "") == 1 if name == "sep" else name in _NOT_OF_CELLS or value in (usual[name], "utf-8")
+        if not followed:
+            raise ValueError(f"its card sets {name}: {value!r}, with which types are guessed: give a file without that")
+    files = {str(name): list(of_split) for name, of_split in builder.config.data_files.items()}
+    if other := [file for file in chain(*files.values()) if format_of(file) not in TEXT_BUILDERS]:
+        raise ValueError(f"types are guessed in {other[0]!r}: give a file whose name ends in one of {ENDINGS}")
+    files = datasets.DownloadManager().download(files)
+    asked = files if split == "all" else {re.split(r"[\[(]", name.strip())[0] for name in split.split("+")}
     tables = {
-        name: [TextTable(Path(file), written, delimiter) for file in files[name]] if name in asked else []
-        for name in files
+        name: [TextTable(Path(file), written, delimiter) for file in of_split] if name in asked else []
+        for name, of_split in files.items()
     }
     return _of_splits(tables, split)
 
