@@ -10,7 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, chain, groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import pyarrow  # type: ignore[import-untyped]
+from pyarrow import parquet
 
 from grpo_pl.data.cells import is_text
 from grpo_pl.data.hub import TEXT_BUILDERS, hub_builder
@@ -167,8 +170,8 @@ def load_table(path: str, subset: str | None, split: str, *, written: Collection
             if not local.stat().st_size:
                 raise ValueError("it is empty")
             with _without_chatter():
-                stored = datasets.load_dataset("parquet", data_files=str(local), split=split)
-            table = StoredTable(stored, written)
+                builder = datasets.load_dataset_builder("parquet", data_files=str(local))
+                return _of_builder(builder, split, written)
         elif saved:
             table = StoredTable(datasets.load_from_disk(str(local)), written)
         elif (local / "dataset_dict.json").is_file():
@@ -187,9 +190,10 @@ def load_table(path: str, subset: str | None, split: str, *, written: Collection
 
 def _of_builder(builder: DatasetBuilder, split: str, written: Collection[str]) -> list[Part]:
     """The rows of a split of a folder or a data set of the hub, of which ``datasets`` tells the files."""
-    import datasets
-
     if builder.name not in TEXT_BUILDERS:
+        if builder.name == "parquet" and builder.info.features is None:
+            for file in chain(*_files(builder).values()):
+                _check_columns(file)
         builder.download_and_prepare()
         table = StoredTable(builder.as_dataset(split=split), written)
         return [Part(table, range(len(table)))]
@@ -199,16 +203,36 @@ def _of_builder(builder: DatasetBuilder, split: str, written: Collection[str]) -
         followed = len(value or "") == 1 if name == "sep" else name in _NOT_OF_CELLS or value in (usual[name], "utf-8")
         if not followed:
             raise ValueError(f"its card sets {name}: {value!r}, with which types are guessed: give a file without that")
-    files = {str(name): list(of_split) for name, of_split in builder.config.data_files.items()}
-    if other := [file for file in chain(*files.values()) if format_of(file) not in TEXT_BUILDERS]:
+    if other := [file for file in chain(*builder.config.data_files.values()) if format_of(file) not in TEXT_BUILDERS]:
         raise ValueError(f"types are guessed in {other[0]!r}: give a file whose name ends in one of {ENDINGS}")
-    files = datasets.DownloadManager().download(files)
+    files = _files(builder)
     asked = files if split == "all" else {re.split(r"[\[(]", name.strip())[0] for name in split.split("+")}
     tables = {
         name: [TextTable(Path(file), written, delimiter) for file in of_split] if name in asked else []
         for name, of_split in files.items()
     }
     return _of_splits(tables, split)
+
+
+def _files(builder: DatasetBuilder) -> dict[str, list[str]]:
+    """The files of each split, downloaded where they are the hub's."""
+    import datasets
+
+    files = {str(name): list(of_split) for name, of_split in builder.config.data_files.items()}
+    return cast(dict[str, list[str]], datasets.DownloadManager().download(files))
+
+
+def _check_columns(file: str) -> None:
+    """Refuses a Parquet file with a column of a type that ``datasets`` has not, by its name."""
+    import datasets
+
+    for field in parquet.read_schema(file):
+        try:
+            datasets.Features.from_arrow_schema(pyarrow.schema([field]))
+        except ValueError as error:
+            raise ValueError(
+                f"column {field.name!r} is of type {field.type}, which datasets cannot read: write the file without it"
+            ) from error
 
 
 def _of_splits(tables: Mapping[str, Sequence[StoredTable | TextTable]], split: str) -> list[Part]:

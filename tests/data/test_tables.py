@@ -140,6 +140,18 @@ def test_a_cell_that_is_no_answer_is_named_with_row_column_and_type(tmp_path: Pa
         _answers(tmp_path / "rows.parquet")
 
 
+OF_KEYS = pa.map_(pa.string(), pa.int64())
+
+
+@pytest.mark.parametrize("kind", [OF_KEYS, pa.list_(OF_KEYS), pa.struct({"inner": OF_KEYS})], ids=str)
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_column_whose_type_datasets_lacks_is_named(tmp_path: Path, kind: pa.DataType, folder: bool) -> None:
+    rows = {"question": ["a", "b"], "answer": ["1", "2"], "more": pa.nulls(2, kind)}
+    parquet.write_table(pa.table(rows), tmp_path / "train.parquet")
+    with pytest.raises(ValueError, match=r"cannot load [^\n]*'more' is of type [^\n]*map<string, int64[^\n]*$"):
+        _answers(tmp_path if folder else tmp_path / "train.parquet")
+
+
 def test_what_save_to_disk_wrote_is_read(tmp_path: Path) -> None:
     table = datasets.Dataset.from_list([{"question": "a", "answer": Decimal("1.50")}])
     table.save_to_disk(str(tmp_path / "one"))
