@@ -188,7 +188,7 @@ def check_optimization(module: Any) -> None:
 
 def check_optimizers(module: Any) -> None:
     """Refuses what `configure_optimizers` returned unless it is one optimiser that updates weights of the policy, with
-    schedulers that count rollouts."""
+    schedulers that count rollouts or its steps."""
     name, trainer = f"configure_optimizers of {type(module).__name__}", module.trainer
     if len(trainer.optimizers) != 1:
         raise ValueError(
@@ -205,6 +205,11 @@ def check_optimizers(module: Any) -> None:
             raise ValueError(
                 f"{name} returns ReduceLROnPlateau, which waits for a metric, and schedulers take a step after each "
                 "rollout: take one that counts, such as LambdaLR."
+            )
+        if config.interval not in ("step", "epoch"):
+            raise ValueError(
+                f"{name} returns a scheduler with interval {config.interval!r}: give 'epoch', which is a rollout here, "
+                "or 'step', a step of the optimiser."
             )
 
 

@@ -242,7 +242,8 @@ class GRPOModule(PolicyModule):
 
     def configure_optimizers(self) -> Any:
         """AdamW of ``optimization``. A subclass may return another optimiser, with groups and schedulers: it is used as
-        it is, each scheduler takes a step after each rollout, and ``optimization`` only clips."""
+        it is, each scheduler takes a step after each rollout, or where its ``interval`` is ``step`` after each step of
+        the optimiser, and ``optimization`` only clips."""
         if self.has_own_optimizer:
             raise ValueError(
                 f"configure_optimizers of {type(self).__name__} asks GRPOModule's for an optimiser, whose rate "
@@ -289,7 +290,7 @@ class GRPOModule(PolicyModule):
         seconds = time.perf_counter() - started
         self.engine.update_weights(self.require_policy())
         self._log_step(experience, result, seconds)  # → metrics
-        self._step_schedulers(batch.step)
+        self._step_schedulers("epoch", batch.step + 1)
         self.source.commit(batch.step)
         self._data.completed_rollouts += 1
         loss = torch.tensor(result.losses or [0.0]).mean()  # for SpikeDetection and others that expect one
@@ -345,6 +346,7 @@ class GRPOModule(PolicyModule):
             report=self._report,
             demonstrated=demonstrated,
             pad_token_id=int(self.tokenizer.pad_token_id),
+            after_step=lambda: self._step_schedulers("step", self.trainer.global_step),
         )
 
     def _backward(self, loss: Tensor, last: bool) -> None:
@@ -365,10 +367,10 @@ class GRPOModule(PolicyModule):
             logger.log_metrics(metrics, step=step + 1)
         self._step_log.check_divergence(result.taken, self.optimization.max_skipped_updates)
 
-    def _step_schedulers(self, step: int) -> None:
-        """Takes a step of each scheduler of an own `configure_optimizers`, in its frequency."""
+    def _step_schedulers(self, interval: str, done: int) -> None:
+        """Takes a step of each scheduler of an own `configure_optimizers` with this interval, in its frequency."""
         for own in self.trainer.lr_scheduler_configs:
-            if (step + 1) % own.frequency == 0:
+            if own.interval == interval and done % own.frequency == 0:
                 self.lr_scheduler_step(own.scheduler, None)
 
     def _wait_for_engine(self) -> None:

@@ -68,6 +68,8 @@ class PolicyUpdate:
     demonstrated: Callable[[int], Demonstrated] | None = None
     """The demonstrations of an optimiser step of the rollout, by its number."""
     pad_token_id: int = 0
+    after_step: Callable[[], None] | None = None
+    """Called after each optimiser step that was taken."""
 
     def run(
         self,
@@ -106,6 +108,8 @@ class PolicyUpdate:
                 taken.append(bool(torch.isfinite(norm) and torch.isfinite(loss)))
                 if taken[-1]:
                     optimizer.step()
+                    if self.after_step is not None:
+                        self.after_step()
         policy.zero_grad(set_to_none=True)
         self.report("update", steps, steps)
         return UpdateResult(sums=sums, losses=losses, grad_norms=norms, taken=taken, seconds=seconds)

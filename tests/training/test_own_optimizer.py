@@ -1,6 +1,7 @@
 """A subclass's own ``configure_optimizers``: its rates, groups and schedulers are those that train, and are resumed."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -123,6 +124,45 @@ def test_one_scheduler_may_step_every_other_rollout() -> None:
     assert type(optimizer) is torch.optim.Adagrad and optimizer.param_groups[0]["lr"] == pytest.approx(1e-4)
 
 
+@pytest.mark.parametrize(
+    ("interval", "frequency", "rates"),
+    [
+        ("epoch", 1, [1e-3, 1e-3, 1e-4, 1e-4, 1e-5, 1e-5]),
+        ("epoch", 2, [1e-3, 1e-3, 1e-3, 1e-3, 1e-4, 1e-4]),
+        ("step", 1, [1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8]),
+        ("step", 3, [1e-3, 1e-3, 1e-3, 1e-4, 1e-4, 1e-4]),
+    ],
+)
+def test_a_scheduler_may_step_after_each_update_instead(
+    tmp_path: Path, interval: str, frequency: int, rates: list[float]
+) -> None:
+    seen: list[float] = []
+
+    class Noting(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            seen.append(self.param_groups[0]["lr"])
+            super().step(closure)
+
+    class Own(GRPOModule):
+        def configure_optimizers(self) -> Any:
+            optimizer = Noting(self.require_policy().parameters(), lr=1e-3)
+            scheduler = StepLR(optimizer, 1, gamma=0.1)
+            return [optimizer], [{"scheduler": scheduler, "interval": interval, "frequency": frequency}]
+
+    def module() -> GRPOModule:
+        ours = tiny_module(Own)
+        ours.algorithm = ours.configured_algorithm = replace(ours.algorithm, num_minibatches=2)
+        return ours
+
+    saved = RolloutCheckpoint(every_n_rollouts=1, keep=9)
+    saved.folder = tmp_path
+    _fit(module(), 3, callbacks=[saved], enable_checkpointing=True)
+    assert seen == pytest.approx(rates)
+    seen.clear()
+    _fit(module(), 3, from_file=checkpoint_path(tmp_path, 1))
+    assert seen == pytest.approx(rates[2:])
+
+
 def test_an_optimiser_that_is_set_on_the_module_itself_is_used() -> None:
     """As Lightning's own command line does with ``--optimizer``."""
     module = tiny_module()
@@ -150,9 +190,14 @@ def _sgd(module: GRPOModule) -> torch.optim.Optimizer:
             {},
             r"^configure_optimizers of Own returns ReduceLROnPlateau",
         ),
+        (
+            lambda module: ([own := _sgd(module)], [{"scheduler": StepLR(own, 1), "interval": "batch"}]),
+            {},
+            r"^configure_optimizers of Own returns a scheduler with interval 'batch'",
+        ),
         (lambda module: GRPOModule.configure_optimizers(module), {}, r"^configure_optimizers of Own asks GRPOModule's"),
     ],
-    ids=["rate", "decay", "two", "none", "others", "plateau", "ours"],
+    ids=["rate", "decay", "two", "none", "others", "plateau", "interval", "ours"],
 )
 def test_what_would_train_otherwise_is_refused_in_one_line(
     returned: Callable[[GRPOModule], Any], optimization: dict[str, Any], line: str
