@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.utils.data import DataLoader, Dataset, SequentialSampler
 
 from grpo_pl.data.sources import PromptSource
@@ -108,7 +109,32 @@ class RolloutDataModule(LightningDataModule):
         rollouts = max(1, round(count * self.steps)) if isinstance(count, float) and count else int(count)
         self.repeated = rollouts or None
 
+    def check_rollouts_left(self) -> None:
+        """Refuses a further fit that would train nothing, and says where one goes on that trains the rest; one from a
+        checkpoint goes on from there. To be called once Lightning has read this fit's checkpoint: before, its
+        ``ckpt_path`` is that of the Trainer's fit before."""
+        trainer: Any = self.trainer
+        if trainer.ckpt_path is not None:
+            return
+        if self.completed_rollouts >= self.steps:
+            raise ValueError(
+                f"this RolloutDataModule has made its {self.steps} rollouts, and a further fit would train nothing: "
+                "give a new one, or raise its steps; the module goes on from the weights that it has."
+            )
+        if trainer.current_epoch > 0:
+            raise ValueError(
+                "this Trainer has made its run, and a further fit would train nothing: make another Trainer."
+            )
+        if self.completed_rollouts > 0:
+            rank_zero_warn(
+                f"this RolloutDataModule has made {self.completed_rollouts} of its {self.steps} rollouts, and this fit "
+                "makes the others: give a new one to begin with the first."
+            )
+
     def train_dataloader(self) -> DataLoader[PromptBatch]:
+        trainer = self.trainer
+        if trainer is not None and trainer.training and trainer.strategy.restore_checkpoint_after_setup:
+            self.check_rollouts_left()  # sharded weights are read after the module's last hook before training
         steps = Steps(self, self.prompts)
         return DataLoader(steps, batch_size=None, sampler=RemainingSteps(steps))
 

@@ -140,27 +140,6 @@ def check_data(trainer: Any) -> None:
         )
 
 
-def check_rollouts_left(trainer: Any, data: RolloutDataModule) -> None:
-    """Refuses a further fit that would train nothing, and says where one goes on that trains the rest; one from a
-    checkpoint goes on from there. To be called once Lightning has read this fit's checkpoint: before, ``ckpt_path`` is
-    that of the Trainer's fit before."""
-    if trainer.strategy.restore_checkpoint_after_setup or trainer.ckpt_path is not None:
-        return  # with sharded weights the checkpoint is read after the last hook before training
-    done, steps = data.completed_rollouts, data.steps
-    if done >= steps:
-        raise ValueError(
-            f"this RolloutDataModule has made its {steps} rollouts, and a further fit would train nothing: give a new "
-            "one, or raise its steps; the module goes on from the weights that it has."
-        )
-    if trainer.current_epoch > 0:
-        raise ValueError("this Trainer has made its run, and a further fit would train nothing: make another Trainer.")
-    if done > 0:
-        rank_zero_warn(
-            f"this RolloutDataModule has made {done} of its {steps} rollouts, and this fit makes the others: give a "
-            "new one to begin with the first."
-        )
-
-
 def warn_of_global_seed(seed: int) -> None:
     """Says that Lightning's seed changes nothing, where it is set and the module's is not."""
     set_to = os.environ.get("PL_GLOBAL_SEED") or "0"

@@ -267,7 +267,8 @@ class GRPOModule(PolicyModule):
         self.source.check(self.engine, self.algorithm, self.sampling, self.environment)
 
     def on_fit_start(self) -> None:
-        checks.check_rollouts_left(self.trainer, self._data)
+        if not self.trainer.strategy.restore_checkpoint_after_setup:
+            self._data.check_rollouts_left()
         checks.check_optimizers(self)
         self._choose_decoder()
         policy, precision = self.require_policy(), self.trainer.precision_plugin.forward_context

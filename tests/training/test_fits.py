@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +13,13 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
 from torch.utils.data import DataLoader
 
+from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
+from grpo_pl.distributed.strategy import FSDP2Strategy
+from grpo_pl.files.checkpoints import checkpoint_path
 from grpo_pl.training.module import GRPOModule
+from tests.distributed.conftest import fork, join
 from tests.gradient_step import SHAPE
 from tests.training.test_lightning_module import QUIET
 from tests.training.test_own_optimizer import ARGUMENTS, tiny_module
@@ -88,6 +93,31 @@ def test_a_second_fit_says_why_it_would_train_nothing() -> None:
     with pytest.warns(UserWarning, match="has made 2 of its 3 rollouts, and this fit makes the others"):
         _trainer().fit(module, again)
     assert again.completed_rollouts == 3
+
+
+def _sharded(folder: Path) -> None:
+    """Fits again and again with sharded weights, and writes what was said."""
+    module, data, said = tiny_module(), _data(), list[str]()
+    given = {"accelerator": "cpu", "devices": 1, "strategy": FSDP2Strategy(), "enable_checkpointing": True}
+    saved = RolloutCheckpoint(every_n_rollouts=1, keep=9)
+    saved.folder = folder
+    trainer = _trainer(**given, callbacks=[saved])
+    trainer.fit(module, data)
+    for more, file in ((data, None), (_data(), None), (data, checkpoint_path(folder, 1)), (data, None)):
+        try:
+            trainer.fit(module, more, ckpt_path=file, weights_only=True)
+            said.append(f"{more.completed_rollouts} rollouts")
+        except ValueError as error:
+            said.append(str(error))
+    (folder / "said.json").write_text(json.dumps(said))
+
+
+def test_a_second_fit_of_sharded_weights_says_why_it_would_train_nothing(tmp_path: Path) -> None:
+    ended = join(fork(_sharded, tmp_path, folder=tmp_path, world=1), tmp_path)
+    assert ended.status == [0], ended.log(0)
+    done, made, resumed, again = json.loads((tmp_path / "said.json").read_text())
+    assert done.startswith("this RolloutDataModule has made its 2 rollouts, ") and again == done
+    assert made.startswith("this Trainer has made its run, ") and resumed == "2 rollouts"
 
 
 class AfterOne(Callback):
