@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pytest
 from pyarrow import parquet
 
 from tests.hub import hub_of
 
-READ = """
+ALONE = "import datasets; datasets.config.USE_PARQUET_EXPORT = False"  # else it looks for a further server, by name
+READ = f"""
+{ALONE}
 import json, sys
 from grpo_pl.data.tables import TablePrompts
 for asked in json.loads(sys.argv[1]):
@@ -59,11 +60,6 @@ def _read(asked: Sequence[Mapping[str, Any]], home: Path, url: str, **settings: 
     """The golds, or the message, for each of these arguments, as a process of its own reads them."""
     lines = _run(READ, json.dumps(asked), home, url, **settings)
     return [json.loads(line[1:]) for line in lines if line.startswith("=")]
-
-
-def _fetched(name: str, home: Path, url: str) -> None:
-    """What another program leaves in the caches."""
-    _run("import datasets, sys; datasets.load_dataset(sys.argv[1])", name, home, url)
 
 
 CARD = b"""---
@@ -121,45 +117,40 @@ def test_golds_of_text_files_of_the_hub_stay_as_they_are_written_with_and_withou
     assert _read(arguments, tmp_path, url, HF_HUB_OFFLINE="1") == list(expected)
 
 
-def test_without_network_the_commit_that_was_asked_for_last_is_read(tmp_path: Path) -> None:
+def _removed(home: Path, name: str) -> None:
+    """Takes from the hub's cache a file, or all of a data set."""
+    (found,) = home.glob(f"hub/datasets--{name}")
+    shutil.rmtree(found) if found.is_dir() else found.unlink()
+
+
+def test_without_network_the_latest_commit_is_read_if_all_its_files_are_here(tmp_path: Path) -> None:
     first, second = {"train.jsonl": _json(["1.0"])}, {"train.jsonl": _json(["2.0"])}
-    for commits, golds in [([first], ["1.0"]), ([first, second], ["2.0"])]:
-        with hub_of({"me/set": commits}) as url:
-            assert _read([{"path": "me/set"}], tmp_path, url) == [golds]
-    assert _read([{"path": "me/set"}], tmp_path, url) == [["2.0"]]  # nobody listens there any more
+    with hub_of({"me/set": [first]}) as url:
+        assert _read([{"path": "me/set"}], tmp_path, url) == [["1.0"]]
+    asked = [{"path": "me/set"}, {"path": "me/card", "subset": "sums"}]
+    with hub_of({"me/set": [first, second], "me/card": [CARD_FILES]}) as url:
+        assert _read(asked, tmp_path, url) == [["2.0"], ["007", "1.50", "+1", "0.10"]]
+    _removed(tmp_path, "me--card/snapshots/*/sums/part-1.csv")
+    whole, cut = _read(asked, tmp_path, url)  # nobody listens there any more
+    assert whole == ["2.0"] and "sums/part-1.csv" in cut and "\n" not in cut
 
 
 def test_files_that_other_programs_fetched_are_read_and_a_table_without_its_text_files_is_not(tmp_path: Path) -> None:
-    sets = {
-        "me/text": {"train-0.csv": _csv(["0.10"]), "train-1.csv": _csv(["1.50"])},
-        "me/typed": {"train.parquet": _parquet()},
-    }
-    asked = [{"path": "me/text"}, {"path": "me/typed"}]
+    texts = {"train-0.csv": _csv(["0.10"]), "train-1.csv": _csv(["1.50"])}
+    typed = {"train.parquet": _parquet()}
+    sets = {"me/whole": texts, "me/cut": texts, "me/table": texts, "me/whole_typed": typed, "me/typed": typed}
+    fetch = f"{ALONE}; import json, sys; [datasets.load_dataset(name) for name in json.loads(sys.argv[1])]"
     with hub_of({name: [files] for name, files in sets.items()}) as url:
-        for name in sets:
-            _fetched(name, tmp_path, url)
-    assert _read(asked, tmp_path, url, HF_HUB_OFFLINE="1") == [["0.10", "1.50"], ["1.50", "7.00"]]
-    next(tmp_path.rglob("train-1.csv")).unlink()
-    cut, _ = _read(asked, tmp_path, url, HF_HUB_OFFLINE="1")
-    shutil.rmtree(tmp_path / "hub")
-    table, typed = _read(asked, tmp_path, url, HF_HUB_OFFLINE="1")
-    assert "hf download --repo-type dataset me/text" in cut and "\n" not in cut
-    assert "hf download --repo-type dataset me/text" in table and "\n" not in table
-    assert typed == ["1.50", "7.00"]
+        _run(fetch, json.dumps(list(sets)), tmp_path, url)
+    for name in ("me--cut/snapshots/*/train-1.csv", "me--table", "me--typed"):
+        _removed(tmp_path, name)
+    whole, cut, table, *read = _read([{"path": name} for name in sets], tmp_path, url, HF_HUB_OFFLINE="1")
+    assert whole == ["0.10", "1.50"] and read == [["1.50", "7.00"]] * 2
+    for line, name in ((cut, "me/cut"), (table, "me/table")):
+        assert f"hf download --repo-type dataset {name}" in line and "\n" not in line
 
 
-def test_a_set_of_the_hub_whose_download_was_cut_is_not_read(tmp_path: Path) -> None:
-    with hub_of({"me/card": [CARD_FILES]}) as url:
-        asked = [{"path": "me/card", "subset": "sums"}]
-        _read(asked, tmp_path, url)
-        next(tmp_path.rglob("part-1.csv")).unlink()
-        (cut,) = _read(asked, tmp_path, url, HF_HUB_OFFLINE="1")
-        assert "sums/part-1.csv" in cut
-        assert _read(asked, tmp_path, url) == [["007", "1.50", "+1", "0.10"]]
-
-
-@pytest.mark.parametrize("place", ["hub", "folder"])
-def test_text_whose_types_would_be_guessed_is_refused_in_one_line(tmp_path: Path, place: str) -> None:
+def test_text_whose_types_would_be_guessed_is_refused_in_one_line_on_the_hub_and_in_a_folder(tmp_path: Path) -> None:
     def card(**settings: Any) -> bytes:
         return f"---\nconfigs: {json.dumps([{'config_name': 'a', 'data_files': '*.*', **settings}])}\n---\n".encode()
 
@@ -172,14 +163,15 @@ def test_text_whose_types_would_be_guessed_is_refused_in_one_line(tmp_path: Path
     ]
     read = card(encoding="utf-8", keep_default_na=False, sep="|")
     fine = {"README.md": read, "train.csv": _csv(["007"], "|")}
-    sets = {f"set-{number}": files for number, (_, files) in enumerate([*refused, ("", fine)])}
-    folder = tmp_path if place == "folder" else Path("me")
-    for name, files in sets.items() if place == "folder" else ():
-        (tmp_path / name).mkdir()
+    sets = {f"me/set-{number}": files for number, (_, files) in enumerate([*refused, ("", fine)])}
+    for name, files in sets.items():
+        (tmp_path / name).mkdir(parents=True)
         for file, raw in files.items():
             (tmp_path / name / file).write_bytes(raw)
-    with hub_of({f"me/{name}": [files] for name, files in sets.items()}) as url:
-        *told, golds = _read([{"path": str(folder / name)} for name in sets], tmp_path / "home", url)
-    assert golds == ["007"]
-    for (word, _), line in zip(refused, told, strict=True):
-        assert word in line and "types are guessed" in line and "\n" not in line
+    asked = [{"path": path} for path in (*sets, *(str(tmp_path / name) for name in sets))]
+    with hub_of({name: [files] for name, files in sets.items()}) as url:
+        told = _read(asked, tmp_path / "home", url)
+    for *lines, golds in (told[: len(sets)], told[len(sets) :]):
+        assert golds == ["007"]
+        for (word, _), line in zip(refused, lines, strict=True):
+            assert word in line and "types are guessed" in line and "\n" not in line
