@@ -12,9 +12,6 @@ from itertools import accumulate, chain, groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-import pyarrow  # type: ignore[import-untyped]
-from pyarrow import parquet
-
 from grpo_pl.data.cells import is_text
 from grpo_pl.data.hub import TEXT_BUILDERS, hub_builder
 from grpo_pl.data.rows import RowPrompts, RowReader, Side
@@ -225,6 +222,8 @@ def _files(builder: DatasetBuilder) -> dict[str, list[str]]:
 def _check_columns(file: str) -> None:
     """Refuses a Parquet file with a column of a type that ``datasets`` has not, by its name."""
     import datasets
+    import pyarrow  # type: ignore[import-untyped]
+    from pyarrow import parquet
 
     for field in parquet.read_schema(file):
         try:
