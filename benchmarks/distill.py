@@ -15,10 +15,9 @@ from runs import CONFIGS, Run, fit, numbers, seeds_of
 
 STUDENT, TEACHER = CONFIGS / "distill.yaml", CONFIGS / "quickstart.yaml"
 WANTED = 0.95
-TOKEN = {"model.algorithm.supervision": "token", "model.algorithm.distillation": "none"}
+TOKEN = {"model.algorithm.terms.distillation.init_args.divergence": "none"}
 REWARDED: dict[str, Any] = {
-    "model.algorithm.distillation": "none",
-    "model.algorithm.distillation_alone": "false",
+    "model.algorithm.terms.distillation": "null",
     "model.algorithm.baseline": "group_mean",
     "model.algorithm.scale": "group_std",
     "model.algorithm.aggregation": "sequence_mean",

@@ -10,14 +10,17 @@ from common import MEDIUM, SMALL, Cell, interleaved, parser_of, publish, ratio, 
 
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.objective.terms.distillation import Distillation
 from grpo_pl.policy.loading import PolicyConfig, load_tokenizer
 from grpo_pl.policy.teacher import TeacherConfig
+from grpo_pl.rewards.batch import ScoredBatch
 from grpo_pl.rollout.sampler import Samples
+from grpo_pl.training.collect import Collected
 from grpo_pl.training.frozen_models import EVERY_SOURCE, Teachers
 from grpo_pl.training.microbatches import Scorer, TokenBudget
 from grpo_pl.types import Problem, Rollout
 
-ALONE: dict[str, Any] = {"beta": 0.0, "baseline": "none", "scale": "none", "distillation_alone": True}
+ALONE: dict[str, Any] = {"beta": 0.0, "baseline": "none", "scale": "none"}
 
 
 def rollout_of(cell: Cell) -> Samples:
@@ -46,13 +49,14 @@ def measure(cell: Cell, repetitions: int) -> dict[str, Any]:
         tokenizer = load_tokenizer(PolicyConfig(from_scratch={"model_type": "qwen2"}))
         teachers = Teachers({EVERY_SOURCE: TeacherConfig(path=folder)}, tokenizer, None)
         samples = rollout_of(cell)
+        collected = Collected(samples=samples, scored=ScoredBatch(rewards=[], scores=[], metrics={}), attempts=0)
         scorer = Scorer(budget=TokenBudget(configured=4096), collective=Collective(), temperature=1.0)
         rows = torch.arange(len(samples.rollout.prompt_ids))
-        token = GRPOAlgorithm(**ALONE, supervision="token")
-        whole = GRPOAlgorithm(**ALONE, distillation="reverse_kl")
+        token = GRPOAlgorithm(**ALONE, terms={"distillation": Distillation(alone=True)})
+        whole = GRPOAlgorithm(**ALONE, terms={"distillation": Distillation(divergence="reverse_kl", alone=True)})
 
         def taught(algorithm: GRPOAlgorithm) -> None:
-            teachers.score(samples, algorithm, scorer)
+            teachers.score(reference, collected, algorithm, scorer)
 
         arms = {
             "reference": lambda: scorer.logprobs(reference, samples.rollout, rows),

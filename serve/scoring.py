@@ -8,20 +8,21 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import InitVar, dataclass, fields, replace
+from dataclasses import InitVar, dataclass, replace
 from typing import Any
 
 import torch
 from fastapi import Request, Response
 
-from grpo_pl.config.objects import build_rewards
+from grpo_pl.config.objects import build, build_rewards
 from grpo_pl.config.presets import preset_name
-from grpo_pl.config.terms import with_terms_of_fields
+from grpo_pl.config.terms import OBJECTIVE
 from grpo_pl.functional.advantages import masked_mean_std
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.tokenizer import end_of_text
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rewards.base import Reward, needs_of
+from grpo_pl.rewards.trust import refuse_own_classes
 from serve.admission import AdmissionQueue, QueueFull
 from serve.errors import bad_request, check_model
 from serve.large_json import large_json_response
@@ -171,7 +172,7 @@ class GroupObjective:
 
     @property
     def name(self) -> str:
-        return preset_name(_values(self.algorithm)) or _OWN
+        return preset_name(self.algorithm.values()) or _OWN
 
     @property
     def formula(self) -> str:
@@ -224,27 +225,21 @@ def group_objective(given: Mapping[str, Any]) -> GroupObjective:
     Args:
         given: its fields; nothing, or parts that only the training could build, mean GRPO.
     """
-    given = with_terms_of_fields(given)
-    terms = given.pop("terms", {})  # none makes advantages of rewards
-    names = {field.name for field in fields(GRPOAlgorithm)}
-    plain = given.keys() <= names and all(isinstance(value, str | int | float | None) for value in given.values())
     try:
-        trained = GRPOAlgorithm(**given) if given and plain else None
-    except (TypeError, ValueError):  # of another version
+        refuse_own_classes({"algorithm": given})
+        trained = build(GRPOAlgorithm, given, OBJECTIVE) if given else None
+    except ValueError:  # of another version, or with parts that only the training could build
         trained = None
     if trained is None:
         return GroupObjective(trained=_OWN if given else "", algorithm=GRPOAlgorithm())
-    name = (None if terms else preset_name(_values(trained))) or _OWN
+    needs = trained.needs
     enough = (
         trained.baseline in _BASELINES
         and trained.scale in _SCALES
-        and trained.supervision == "outcome"
+        and not (needs.step_rewards or needs.turns or needs.teacher)
         and trained.overlong_buffer == 0
-        and not trained.needs_sequence_kl
+        and not trained.kl_in_reward
         and trained.reward_aggregation == "sum_then_normalize"
     )
+    name = preset_name(trained.values()) or _OWN
     return GroupObjective(trained=name, algorithm=trained if enough else GRPOAlgorithm())
-
-
-def _values(algorithm: GRPOAlgorithm) -> dict[str, Any]:
-    return {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}

@@ -14,7 +14,7 @@ from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.rewards.batch import ScoredBatch
 from grpo_pl.rollout.decoding import pad_left
 from grpo_pl.rollout.sampler import Samples
-from grpo_pl.training.demonstrated import Demonstrated
+from grpo_pl.training.beside import Beside
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.microbatches import TokenBudget
 from grpo_pl.training.optimization import Optimization
@@ -70,7 +70,7 @@ def experience_of(
     )
     given = {name: more.pop(name, None) for name in ("old_logprobs", "ref_logprobs", "entropy_mask")}
     tokens = {name: tensor for name, tensor in given.items() if tensor is not None}
-    if algorithm.needs_sampling_logprobs:
+    if algorithm.needs.sampling_logprobs:
         tokens["sampling_logprobs"] = rollout.sampling_logprobs
     return Experience(
         samples=Samples(prompts=[], prompt_texts=[], rollout=rollout, completions=[], step=step),
@@ -94,7 +94,7 @@ def update(
     policy: PreTrainedModel,
     experience: Experience,
     algorithm: GRPOAlgorithm,
-    shown: Demonstrated | None = None,
+    beside: Beside = Beside(),  # noqa: B008 - nothing
     *,
     longest: int,
     max_tokens: int = 1000,
@@ -113,7 +113,7 @@ def update(
         seed=0,
         collective=Collective(),
         report=lambda *_: None,
-        demonstrated=None if shown is None else lambda number: shown,
+        beside=lambda number: beside,
     )
     return stage.run(policy, optimizer or torch.optim.SGD(policy.parameters(), lr=1.0), experience, backward)
 

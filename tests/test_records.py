@@ -14,7 +14,8 @@ FLAGS = [
     f"--config={HERE.parent / 'configs' / 'algorithm' / 'grpo.yaml'}",
     "--model.algorithm.num_iterations=2",
     "--model.algorithm.num_minibatches=2",
-    "--model.algorithm.top_entropy_quantile=0.5",
+    "--model.algorithm.terms.top_entropy=grpo_pl.objective.terms.top_entropy.TopEntropyTokens",
+    "--model.algorithm.terms.top_entropy.init_args.quantile=0.5",
     "--model.algorithm.entropy_coef=0.01",
 ]
 

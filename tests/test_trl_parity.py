@@ -16,6 +16,7 @@ from grpo_pl.functional.logprobs import (
     token_logprobs,
 )
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.objective.terms.self_distillation import SelfDistillation
 from tests.losses import loss_of_tokens
 
 trl = pytest.importorskip("trl", reason="TRL is a development dependency: pip install 'grpo_pl[dev]'")
@@ -113,7 +114,7 @@ def ours(algorithm: GRPOAlgorithm, model, inputs):
             dtype=torch.float64,
         ),
         ref_logprobs=inputs["ref_per_token_logps"],
-        sampling_logprobs=inputs["old_per_token_logps"] if algorithm.needs_sampling_logprobs else None,
+        sampling_logprobs=inputs["old_per_token_logps"] if algorithm.needs.sampling_logprobs else None,
         entropy=token_entropy(logits),
     )
     return output, gradient(output.loss, model)
@@ -212,10 +213,8 @@ def test_self_distillation_of_sampled_tokens_has_the_loss_of_trl():
     ids = torch.randint(0, 40, (B, T), generator=generator)
     logits.requires_grad_()
     other = compute_sampled_token_self_distillation_loss(logits, taught, ids, distillation_alpha=1.0)
-    algorithm = GRPOAlgorithm(
-        supervision="token", surrogate="reinforce", teacher_weights="live", distillation_alone=True, beta=0.0,
-        baseline="none", scale="none",
-    )  # fmt: skip
+    own = SelfDistillation(weights="live", alone=True)
+    algorithm = GRPOAlgorithm(surrogate="reinforce", beta=0.0, baseline="none", scale="none", terms={"own": own})
     mask = torch.ones(B, T, dtype=torch.bool)
     loss = loss_of_tokens(
         algorithm,

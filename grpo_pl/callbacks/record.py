@@ -9,7 +9,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import fields
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +19,7 @@ from lightning.pytorch.callbacks import Callback
 
 from grpo_pl.callbacks.lightning_loops import data_of
 from grpo_pl.config.presets import preset_name
+from grpo_pl.config.terms import ROOM
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.files.rows import read_object
 from grpo_pl.files.runs import RunFolder, keep_config
@@ -102,13 +102,10 @@ def objective_name(algorithm: GRPOAlgorithm) -> str:
 def plain_fields(algorithm: GRPOAlgorithm) -> dict[str, Any]:
     """The fields of an objective that are plain values; nothing of one with parts of its own, which a server could not
     rebuild."""
-    values = {field.name: getattr(algorithm, field.name) for field in fields(algorithm) if field.name != "terms"}
-    terms = algorithm.active_terms
-    ours = all(type(term).__module__.startswith("grpo_pl.objective.terms.") for term in terms.values())
-    plain = ours and all(isinstance(value, str | int | float | None) for value in values.values())
-    if not plain or type(algorithm) is not GRPOAlgorithm:
-        return {}
-    return values | {"terms": {name: term.spec() for name, term in terms.items()}}
+    values = algorithm.values()
+    ours = all(spec["class_path"].startswith(f"{ROOM}.") for spec in values["terms"].values())
+    plain = ours and all(isinstance(v, str | int | float | None) for name, v in values.items() if name != "terms")
+    return values if plain and type(algorithm) is GRPOAlgorithm else {}
 
 
 def examples_of(data: RolloutDataModule) -> list[dict[str, Any]]:

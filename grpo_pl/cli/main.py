@@ -9,7 +9,6 @@ import inspect
 import json
 import keyword
 import os
-import pkgutil
 import re
 import shutil
 import signal
@@ -27,6 +26,7 @@ from grpo_pl.config.jsonargparse_adapter import USAGE_ERROR, Parser, explain, op
 from grpo_pl.config.objects import ConfigError, gather
 from grpo_pl.config.shipped import with_shipped_configs
 from grpo_pl.config.suggestions import nearest
+from grpo_pl.config.terms import ROOM
 from grpo_pl.distributed.orphans import end_with_launcher
 
 DEBUG = "GRPO_PL_DEBUG"
@@ -119,22 +119,17 @@ def short_page(verb: str) -> str:
 
 def terms_page() -> str:
     """The page of ``--help terms``: the shipped terms of the objective with their fields."""
-    from grpo_pl.objective import terms
+    from grpo_pl.rewards.trust import TERMS
 
     pages = ["Terms of the objective, each under a name of your choice in model.algorithm.terms:\n"]
-    for module in pkgutil.iter_modules(terms.__path__, f"{terms.__name__}."):
-        for kind in vars(importlib.import_module(module.name)).values():
-            if (
-                isinstance(kind, type)
-                and issubclass(kind, terms.Term)
-                and kind.__module__ == module.name
-                and kind is not terms.Term
-            ):
-                parser = Parser(usage=argparse.SUPPRESS, add_help=False)
-                parser.add_class_arguments(kind, as_group=False)
-                told = " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split())
-                fields = parser.format_help().partition(":\n")[2].replace("--", "")
-                pages.append(f"{module.name}.{kind.__name__}: {told}\n{fields}")
+    for module, kinds in TERMS.items():
+        for name in kinds:
+            kind = getattr(importlib.import_module(f"{ROOM}.{module}"), name)
+            parser = Parser(usage=argparse.SUPPRESS, add_help=False)
+            parser.add_class_arguments(kind, as_group=False)
+            told = " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split())
+            fields = parser.format_help().partition(":\n")[2].replace("--", "")
+            pages.append(f"{kind.__module__}.{name}: {told}\n{fields}")
     return "\n".join(pages)
 
 

@@ -73,7 +73,7 @@ def check_start(
         )
     if not resumes:
         check_weights(module.policy_config)
-    if module.algorithm.needs_teacher:
+    if module.algorithm.needs.teacher:
         for teacher in module.teacher_configs.values():
             if teacher.url is None:
                 check_weights(teacher.model)

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_type_hints
 
 import yaml
 from jsonargparse import (
@@ -20,6 +21,7 @@ from jsonargparse import (
     _actions,
     _common,
     _core,
+    _postponed_annotations,
     _subcommands,
     _typehints,
     get_loader,
@@ -33,7 +35,7 @@ from grpo_pl import MOVED
 from grpo_pl.config.earlier import without_removed_fields
 from grpo_pl.config.presets import OBJECTIVE, PRESET, presets, with_preset_fields
 from grpo_pl.config.suggestions import nearest, nearest_argument, nearest_class, our_name
-from grpo_pl.config.terms import MOVED_FIELDS, TERMS
+from grpo_pl.config.terms import EARLIER, TERMS
 
 USAGE_ERROR = 2
 """Exit status of a command line that cannot be understood."""
@@ -107,9 +109,16 @@ def with_current_classes(tree: Any) -> Any:
 class _AsInFile(argparse.Action):
     """``--model.algorithm.preset NAME``: as a file would say it in the same place among files and options."""
 
+    together: dict[str, Any] | None = None
+    """What such options have said before, to be said again with each of them: fields of 0.3 that make one term may come
+    in any order."""
+
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         *parents, name = str(option_string).lstrip("-").split(".")
         tree: Any = {name: get_loader("yaml")(values)}
+        if self.together is not None:
+            self.together |= tree
+            tree = dict(self.together)
         for part in reversed(parents):
             tree = {part: tree}
         _actions.ActionConfigFile.apply_config(parser, namespace, "config", json.dumps(tree))
@@ -121,9 +130,15 @@ def add_preset_option(parser: ArgumentParser) -> None:
     about = f"Sets all fields of the objective but the budget. One of {', '.join(presets())}."
     container = (parser.groups or {}).get("model.algorithm", parser)
     container.add_argument(f"--{PRESET}", action=_AsInFile, metavar="NAME", default=argparse.SUPPRESS, help=about)
-    earlier = [f"{OBJECTIVE}.{name}" for moved in MOVED_FIELDS for name in moved.fields]
-    for option in (f"--{name}" for name in [*earlier, "model.strategy_checked"]):  # of version 0.3
-        container.add_argument(option, action=_AsInFile, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    hidden: dict[str, Any] = {
+        "action": _AsInFile,
+        "default": argparse.SUPPRESS,
+        "help": argparse.SUPPRESS,
+    }  # of version 0.3
+    container.add_argument("--model.strategy_checked", **hidden)
+    together: dict[str, Any] = {}
+    for name in sorted(EARLIER):
+        container.add_argument(f"--{OBJECTIVE}.{name}", **hidden).together = together
 
 
 def option_names(parser: ArgumentParser) -> Iterator[str]:
@@ -165,6 +180,7 @@ def _set_up_jsonargparse() -> None:
     )
     _typehints.discard_init_args_on_class_path_change = _forget_another_class
     _core.find_action_and_subcommand = _subcommands.find_action_and_subcommand = _find_action
+    _postponed_annotations.get_types = _types_of
 
 
 class _Dumper(yaml.SafeDumper):
@@ -176,6 +192,7 @@ _Dumper.add_multi_representer(str, lambda dumper, member: dumper.represent_str(s
 _load_yaml = get_loader("yaml")
 _keep_what_fits = _typehints.discard_init_args_on_class_path_change
 _find_among = _subcommands.find_action_and_subcommand
+_types_by_one_module = _postponed_annotations.get_types
 
 
 def _find_action(parser: Any, dest: str, exclude: Any = None) -> Any:
@@ -186,6 +203,23 @@ def _find_action(parser: Any, dest: str, exclude: Any = None) -> Any:
     flag = f"--{dest}"
     named = [action for action in parser._actions if action.dest == dest or flag in action.option_strings]
     return _find_among(SimpleNamespace(_actions=named), dest, exclude)  # type: ignore[arg-type]
+
+
+def _types_of(obj: Any, logger: Any = None, parent: Any = None) -> dict[str, Any]:
+    """The types of a function's arguments or a dataclass's fields.
+
+    jsonargparse looks the names in annotations of base classes up in the module of the subclass. Where one is missing
+    there, no field of the dataclass is held to its type.
+    """
+    if not inspect.isclass(obj):
+        return _types_by_one_module(obj, logger, parent)
+    found: dict[str, Any] = {}
+    for kind in reversed(obj.__mro__):
+        for name, hint in vars(kind).get("__annotations__", {}).items():
+            with suppress(Exception):  # a name that is there for type checkers alone
+                held: Any = SimpleNamespace(__annotations__={name: hint})
+                found |= get_type_hints(held, vars(sys.modules[kind.__module__]), vars(kind))
+    return found
 
 
 def _load_argument(text: str) -> Any:

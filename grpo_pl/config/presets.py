@@ -3,7 +3,10 @@ preset sets them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from functools import cache
 from typing import Any
@@ -12,7 +15,7 @@ import yaml
 
 from grpo_pl.config.shipped import CONFIGS
 from grpo_pl.config.suggestions import nearest
-from grpo_pl.config.terms import OBJECTIVE, merged_terms, with_nested_terms, with_terms_of_fields
+from grpo_pl.config.terms import OBJECTIVE, ROOM, merged_terms, with_nested_terms, with_terms_of_fields
 
 PRESET = f"{OBJECTIVE}.preset"
 """Key that names a preset. It is not a field: resolved configurations have the fields in its place."""
@@ -28,7 +31,17 @@ def presets() -> dict[str, dict[str, Any]]:
 
 
 def preset_fields(name: Any) -> dict[str, Any]:
-    """All fields of the objective under the preset ``name``, except for the budget."""
+    """All fields of the objective under the preset ``name``, except for the budget, as `GRPOAlgorithm` takes them.
+
+    Raises:
+        ValueError: no such preset.
+    """
+    plain = preset_values(name)
+    return {**plain, "terms": {name: _kind(spec)(**spec["init_args"]) for name, spec in _whole(plain["terms"]).items()}}
+
+
+def preset_values(name: Any) -> dict[str, Any]:
+    """`preset_fields` as plain values."""
     from grpo_pl.objective.fields import BUDGET, Objective  # torch, which few readers of a configuration need
 
     if not isinstance(name, str) or name not in presets():
@@ -39,15 +52,35 @@ def preset_fields(name: Any) -> dict[str, Any]:
         for field in fields(Objective)
         if field.name not in BUDGET
     }
-    return defaults | presets()[name]
+    return defaults | copy.deepcopy(presets()[name])  # the parser builds terms in their place
 
 
 def preset_name(given: Mapping[str, Any]) -> str | None:
     """The preset that sets the fields of an objective so, whatever its budget; None if none does."""
+    found = {**given, "terms": _whole(given.get("terms") or {})}
     for name in presets():
-        if preset_fields(name).items() <= given.items():
+        own = preset_values(name)
+        if {**own, "terms": _whole(own["terms"])}.items() <= found.items():
             return name
     return None
+
+
+def _whole(terms: Mapping[str, Any]) -> dict[str, Any]:
+    """Terms as a configuration holds them, with the arguments that are left at their defaults; a stranger's as it is,
+    since it is not imported."""
+    whole: dict[str, Any] = dict(terms)
+    for name, term in terms.items():
+        if str(term["class_path"]).startswith(f"{ROOM}."):
+            parameters = inspect.signature(_kind(term)).parameters.values()
+            defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
+            whole[name] = {**term, "init_args": defaults | (term.get("init_args") or {})}
+    return whole
+
+
+def _kind(term: Mapping[str, Any]) -> Callable[..., Any]:
+    module, _, name = str(term["class_path"]).rpartition(".")
+    kind: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return kind
 
 
 def with_preset_fields(
@@ -65,14 +98,19 @@ def with_preset_fields(
     """
     reset: dict[str, Any] = {}
     given: dict[str, Any] = {}
-    tree = with_terms_of_fields(tree, key) if key == OBJECTIVE else with_nested_terms(tree, key)
+    if key == OBJECTIVE:
+        named = tree.get("preset")
+        before = terms_before if named is None else preset_values(named)["terms"]
+        tree = with_terms_of_fields(tree, key, before)
+    else:
+        tree = with_nested_terms(tree, key)
     for name, value in tree.items():
         path = key if name == "init_args" else f"{key}.{name}".lstrip(".")  # a class of one's own has fields there
         if path == PRESET:
             if "class_path" in tree:
                 raise ValueError(f"{PRESET}: a class of your own has its fields, and the preset, under init_args.")
             start = name.removesuffix("preset")  # `model.algorithm.` where the key is written out in one
-            reset = {f"{start}{field}": default for field, default in preset_fields(value).items()}
+            reset = {f"{start}{field}": default for field, default in preset_values(value).items()}
         elif PRESET.startswith(f"{path}.") and isinstance(value, Mapping):
             given[name] = with_preset_fields(value, path, terms_before)
         else:

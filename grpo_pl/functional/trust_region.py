@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import torch
@@ -20,6 +21,12 @@ class LikelyTokens(NamedTuple):
     logprobs: Tensor  # of the policy now, −inf where there are fewer than K
     sampling_logprobs: Tensor  # as the engine had them, −inf likewise
     drawn: Tensor  # bool: this is the token that was drawn; at most one a place
+
+    @classmethod
+    def of(cls, tokens: Mapping[str, Tensor]) -> LikelyTokens:
+        """Those of a micro-batch, by the names that the pipeline gives them."""
+        now = tokens["top_logprobs"]
+        return cls(now, tokens["sampling_top_logprobs"].to(now.dtype), tokens["top_is_drawn"])
 
 
 def binary_divergence(logprobs: Tensor, sampling_logprobs: Tensor, *, kind: Divergence) -> Tensor:

@@ -1,15 +1,14 @@
 """``GRPOAlgorithm``: the training objective as one frozen dataclass, each field one orthogonal choice.
 
-    L = Σ over tokens of w · ( −surrogate(ratio, A) + beta · KL + distillation_coef · D − entropy_coef · H )
+    L = Σ over tokens of w · ( −surrogate(ratio, A) + beta · KL − entropy_coef · H )
 
-D is the divergence from a teacher's distribution, where one is asked for. The pipeline asks the ``needs_*`` properties
-what it has to compute. Per rollout it calls ``advantages`` on the rewards of the global batch; per micro-batch,
-``token_weights`` and ``loss``. A subclass may override any of these.
+and what its ``terms`` add. The pipeline asks ``needs`` what it has to compute. Per rollout it calls ``advantages`` on
+the rewards of the global batch; per micro-batch, ``token_weights`` and ``loss``. A subclass may override any of these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Self, cast
 
@@ -17,15 +16,16 @@ import torch
 from torch import Tensor
 
 from grpo_pl.functional import advantages as adv
-from grpo_pl.functional import covariance, losses, turn_credit
-from grpo_pl.functional.advantages import Advantages
+from grpo_pl.functional import kl, losses
+from grpo_pl.functional.advantages import Advantages, Baseline
 from grpo_pl.functional.losses import LossOutput
-from grpo_pl.functional.sampling import row_key
 from grpo_pl.functional.trust_region import LikelyTokens
 from grpo_pl.objective.checks import check_objective
 from grpo_pl.objective.custom import AdvantageEstimator, RewardedGroups, SurrogateObjective, TokenBatch
 from grpo_pl.objective.fields import WITHOUT_RATIO, Objective
-from grpo_pl.objective.policy_term import token_losses
+from grpo_pl.objective.policy_term import clip_stats, sampler_weight, surrogate
+from grpo_pl.objective.terms.base import Grouping
+from grpo_pl.objective.terms.hooks import with_advantages, with_extras, with_losses, with_masks
 
 __all__ = ["Advantages", "GRPOAlgorithm", "LossOutput"]
 
@@ -79,8 +79,8 @@ class GRPOAlgorithm(Objective):
         """Rewards to advantages. Everything is of the global batch, gathered across ranks, so statistics are exact.
 
         A completion without any valid reward leaves its group's baseline, the loss and the normaliser; so does every
-        completion of a prompt whose greedy completion has none. With ``distillation_alone`` all advantages are 0, and
-        none leaves for its rewards, and every group is informative.
+        completion of a prompt whose greedy completion has none. With a term that replaces rewards all advantages are
+        0, none leaves for its rewards, and every group is informative.
 
         Args:
             values: (R, P, G), NaN where a reward is None; a reward that *is* NaN has to be refused before.
@@ -103,7 +103,8 @@ class GRPOAlgorithm(Objective):
                 f"give (R, P, G), (P, G) and (P, G) with G = group_size = {self.group_size}."
             )
         rewards, valid = adv.combine_rewards(values, reward_weights)
-        if self.distillation_alone:
+        terms = self.active_terms.values()
+        if any(term.replaces_rewards for term in terms):
             keep = ~truncated if self.mask_truncated else torch.ones_like(truncated)
             return Advantages(
                 rewards=rewards.to(values.dtype),
@@ -115,7 +116,7 @@ class GRPOAlgorithm(Objective):
             )
         shaped = self._shaped(values, reward_weights, rewards, lengths, sequence_kl, max_completion_length)
         usable, greedy, signal = valid, None, rewards
-        if self.needs_greedy_baseline:
+        if self.needs.greedy_values:
             if greedy_values is None:
                 raise ValueError("baseline greedy needs greedy_values: the rewards of one greedy completion a prompt.")
             greedy, greedy_valid = adv.combine_rewards(greedy_values, reward_weights)
@@ -146,7 +147,7 @@ class GRPOAlgorithm(Objective):
                 raise ValueError("samples: correct needs `correct`: mark one reward with correctness: true.")
             keep = keep & correct
         scaled = scaled.masked_fill(~keep, 0.0)
-        final = self.supervision == "outcome" or self.reweighs  # a token's advantage is 0 where its completion's is
+        final = not any(term.overrides("credit") for term in terms)  # a token's is 0 where its completion's is
         return Advantages(
             rewards=rewards.to(values.dtype),
             valid=valid,
@@ -154,92 +155,6 @@ class GRPOAlgorithm(Objective):
             keep=keep,
             active=keep & (lengths > 0) & ((scaled != 0) | (not self.skips_zeros or not final)),
             informative=adv.informative_groups(signal, valid),
-        )
-
-    def process_advantages(self, *, step_values: Tensor, step_ends: Tensor, width: int) -> Tensor:
-        """Rewards of steps to advantages of tokens (B, T), normalised inside each group; whole groups, in order.
-
-        Args:
-            step_values: (B, K), NaN where there is no step or its reward is None.
-            step_ends: (B, K) int64, index of each step's last completion token.
-            width: T, the padded completion length.
-        """
-        return adv.process_advantages(
-            step_values,
-            step_ends,
-            group_size=self.group_size,
-            width=width,
-            scale=self.scale,
-            ddof=self.std_ddof,
-            eps=self.std_eps,
-        )
-
-    def turn_advantages(
-        self,
-        *,
-        rewards: Tensor,
-        present: Tensor,
-        states: Sequence[Sequence[Hashable]],
-        valid: Tensor,
-        invalid_actions: Tensor,
-    ) -> Tensor:
-        """Rewards of turns to advantages of turns (B, K), compared inside each group; whole groups, in order.
-
-        Args:
-            rewards: (B, K) what the rewards give each turn, finite.
-            present: (B, K) bool, the turns that an episode has: its first ones.
-            states: of each turn of each episode, where its action was taken.
-            valid: (B,) bool; other episodes are compared with nothing and get 0.
-            invalid_actions: (B, K) bool.
-        """
-        anchors = turn_credit.anchor_groups(states, group_size=self.group_size, similarity=self.state_similarity)
-        if self.turn_advantage == "returns":
-            baseline = cast(turn_credit.TurnBaseline, self.baseline)  # others are refused
-            return turn_credit.turn_returns(
-                rewards, present, anchors, group_size=self.group_size, valid=valid, gamma=self.gamma, baseline=baseline
-            )
-        return turn_credit.gigpo_advantages(
-            rewards,
-            present,
-            anchors,
-            group_size=self.group_size,
-            valid=valid,
-            step_weight=self.step_weight,
-            gamma=self.gamma,
-            norm="mean" if self.scale == "none" else "mean_std",
-            statistics=self.episode_statistics,
-            invalid_actions=invalid_actions,
-            invalid_action_penalty=self.invalid_action_penalty,
-            eps=self.std_eps,
-        )
-
-    def entropy_threshold(self, entropies: Tensor) -> Tensor:
-        """The entropy that the top share of tokens reaches; ``entropy_mask = entropy >= threshold``.
-
-        Args:
-            entropies: (N,) of all kept completion tokens of the global batch, as scored before the first update.
-        """
-        ranked = entropies.sort(descending=True).values
-        if not len(ranked):
-            return entropies.new_tensor(torch.inf)
-        return ranked[max(1, round(self.top_entropy_quantile * len(ranked))) - 1]
-
-    def high_covariance(self, logprobs: Tensor, advantages: Tensor, *, step: int) -> Tensor:
-        """(N,) bool: the tokens that ``covariance`` is about, for ``covariance_mask``.
-
-        Args:
-            logprobs: (N,) of all kept completion tokens of the global batch, as scored before the first update.
-            advantages: (N,) of the same tokens.
-            step: of the rollout, which the draw of Clip-Cov follows from.
-        """
-        return covariance.select(
-            logprobs,
-            advantages,
-            kind=self.covariance,
-            share=self.covariance_share,
-            low=self.covariance_min,
-            high=self.covariance_max,
-            seed=row_key("covariance", step),
         )
 
     def _normalized(self, values: Tensor, weights: Tensor, valid: Tensor) -> Tensor:
@@ -263,25 +178,29 @@ class GRPOAlgorithm(Objective):
             )
             parts = torch.cat([values, penalty.to(values.dtype).unsqueeze(0)])
             rewards, _ = adv.combine_rewards(parts, torch.cat([weights, weights.new_ones(1)]))
-        if self.needs_sequence_kl:
+        if self.kl_in_reward:
             if sequence_kl is None or not torch.isfinite(sequence_kl).all():
                 raise ValueError(f"kl_placement reward needs a finite sequence_kl, got {sequence_kl}.")
             rewards = rewards - self.beta * sequence_kl.double()
         return rewards
 
     @property
+    def grouping(self) -> Grouping:
+        """How rewards are compared inside a group, for terms that credit parts of completions."""
+        return Grouping(
+            group_size=self.group_size,
+            baseline=cast(Baseline, self.baseline),  # a class of one's own is refused beside such terms
+            scale=self.scale,
+            ddof=self.std_ddof,
+            eps=self.std_eps,
+        )
+
+    @property
     def skips_zeros(self) -> bool:
         """A completion whose tokens all have advantage 0 contributes nothing at all, and is not forwarded."""
         own = self.surrogate == "nll" or isinstance(self.surrogate, SurrogateObjective)
-        taught = self.needs_teacher and not self.reweighs
-        other_terms = own or self.kl_in_loss or self.needs_entropy or self.covariance == "kl" or taught
-        return self.skip_zero_advantage and not (other_terms or self.active_terms or self.needs_observations)
-
-    def demonstration_share(self, rollout: int) -> float:
-        """The share of demonstrations in the loss of a rollout."""
-        decay, last = self.demonstration_decay_rollouts, self.demonstration_coef_final
-        last = last if decay else self.demonstration_coef
-        return losses.demonstration_share(rollout, first=self.demonstration_coef, last=last, decay_rollouts=decay)
+        other = self.kl_in_loss or self.needs.entropy or any(t.acts_at_zero for t in self.active_terms.values())
+        return self.skip_zero_advantage and not (own or other)
 
     # --- once per micro-batch -------------------------------------------------------------------------------
 
@@ -305,14 +224,13 @@ class GRPOAlgorithm(Objective):
         )
 
     def loss(self, tokens: Mapping[str, Tensor], weights: Tensor) -> LossOutput:
-        """Σ w · ( −surrogate + beta · KL + distillation_coef · D − entropy_coef · H ) over the tokens of a micro-batch,
-        and its metrics.
+        """Σ w · ( −surrogate + beta · KL − entropy_coef · H ) over the tokens of a micro-batch, and its metrics.
 
         All tensors are (B, T) of rows that are kept and active; where ``mask`` is False anything may stand in them.
-        Differentiable in ``logprobs``, ``entropy`` and ``divergence``. Metrics count the tokens that are forwarded.
+        Differentiable in ``logprobs``, ``entropy`` and what terms read. Metrics count the tokens that are forwarded.
 
         Args:
-            tokens: by name, those marked * always and others where the objective asks for them:
+            tokens: by name, those marked * always and others where the objective needs them (see `Needs`):
 
                 - ``logprobs`` *: of the policy now, float32 or float64; half precision is refused, because ratios of it
                   are mostly rounding.
@@ -322,44 +240,33 @@ class GRPOAlgorithm(Objective):
                   ``anchored_at_sampling``, ``sampling_logprobs`` take their place.
                 - ``ref_logprobs``, ``sampling_logprobs``: of the reference, and as the engine drew the tokens.
                 - ``entropy``: H of the next-token distribution; needed for the bonus, else only logged.
-                - ``entropy_mask``: bool, the tokens that carry the policy term (see ``entropy_threshold``).
-                - ``covariance_mask``: bool, the tokens that ``covariance`` clips or holds back (see
-                  ``high_covariance``).
-                - ``top_logprobs``, ``sampling_top_logprobs``, ``top_is_drawn``: (B, T, K) each, the fields of
-                  `LikelyTokens`, for ``trust_region_top_k``.
-                - ``teacher_logprobs``: of the teacher. Supervision ``token`` adds distillation_coef · (log π_T −
-                  sg(log π)) to the advantages, with the policy as it is now, so that r · A has the gradient of the
-                  per-prefix KL(π‖π_T) however old the policy is that drew the tokens; ``teacher_advantage: reweigh``
-                  multiplies, see ``grpo_pl.functional.advantages.reweighed``.
-                - ``divergence``: D, from the teacher's whole distribution, for ``distillation``.
-                - ``taught``: (B, 1) bool, the completions that have a teacher; others have no term of it. Without it
-                  all.
-                - ``observation_weights``: 1 / number of the batch's observation tokens at those, 0 elsewhere: the
-                  cross-entropy Σ w · (−log π) over them times observation_coef is added. ``mask`` is False there.
+                - ``top_logprobs``, ``sampling_top_logprobs``, ``top_is_drawn``: (B, T, K) each, see `LikelyTokens`.
+                - ``teacher_logprobs`` of a teacher, or ``divergence`` from its whole distributions, with a gradient;
+                  ``taught``: (B, 1) bool, the completions that have a teacher, without it all.
+                - ``observation_weights``: 1 / number of the batch's observation tokens at those, 0 elsewhere, where
+                  ``mask`` is False.
+                - what terms have prepared, by their names.
             weights: w, from ``token_weights``.
 
         Raises:
             ValueError: a tensor that the objective needs is missing, or half-precision log-probabilities.
         """
-        batch = self._token_batch(tokens)
-        total, stats = token_losses(self, batch, tokens)
-        taught = batch.mask & tokens["taught"] if "taught" in tokens else batch.mask
-        if self.needs_divergence:
-            divergence = tokens["divergence"].masked_fill(~taught, 0.0)
-            total = total + self.distillation_coef * divergence
-            stats["teacher/divergence"] = divergence
-        if self.needs_teacher_logprobs:
-            stats["teacher/kl"] = -self._teacher_gap(tokens, batch.logprobs)
-        if "taught" in tokens and self.needs_teacher:
-            stats["teacher/taught"] = tokens["taught"].to(total.dtype).expand_as(total)
+        batch, terms = self._token_batch(tokens), self.active_terms
+        weight, drawn = sampler_weight(self, batch)
+        batch = replace(batch, sampler_weight=weight)
+        stats = clip_stats(self, batch) | drawn
+        total = with_masks(terms, -surrogate(self, batch) * weight, batch)
+        if batch.ref_logprobs is not None:
+            stats["kl"] = kl.estimate(self.kl_estimator, batch.logprobs, batch.ref_logprobs, batch.log_ratio.exp())
+            total = total + self.beta * stats["kl"] if self.kl_in_loss else total
+        total = with_losses(terms, total, batch, stats, behind_entropy=False)
+        if batch.entropy is not None:
+            total = total - self.entropy_coef * batch.entropy
+            stats["entropy"] = batch.entropy
+        total = with_losses(terms, total, batch, stats, behind_entropy=True)
         count = batch.mask.sum()
         sums = {name: (value.detach().masked_fill(~batch.mask, 0.0).sum(), count) for name, value in stats.items()}
-        loss = (weights * total).masked_fill(~batch.mask, 0.0).sum()
-        if self.needs_observations:
-            observed = tokens["observation_weights"] > 0
-            surprise = -tokens["logprobs"].masked_fill(~observed, 0.0)
-            loss = loss + self.observation_coef * (tokens["observation_weights"] * surprise).sum()
-            sums["observation/nll"] = (surprise.detach().sum(), observed.sum())
+        loss = with_extras(terms, (weights * total).masked_fill(~batch.mask, 0.0).sum(), tokens, sums)
         return LossOutput(loss=loss, stats=sums)
 
     def _token_batch(self, tokens: Mapping[str, Tensor]) -> TokenBatch:
@@ -369,19 +276,8 @@ class GRPOAlgorithm(Objective):
                 f"log-probabilities are {tokens['logprobs'].dtype}: compute them in float32, whatever the model's "
                 "dtype."
             )
-        for name, needed in (
-            ("ref_logprobs", self.needs_loss_reference),
-            ("entropy", self.needs_entropy),
-            ("entropy_mask", self.needs_entropy_mask),
-            ("covariance_mask", self.needs_covariance),
-            ("sampling_logprobs", self.needs_sampling_logprobs),
-            ("teacher_logprobs", self.needs_teacher_logprobs),
-            ("divergence", self.needs_divergence),
-            ("top_logprobs", self.needs_likely),
-            ("observation_weights", self.needs_observations),
-        ):
-            if needed and name not in tokens:
-                raise ValueError(f"this objective needs {name}: see the needs_* properties of GRPOAlgorithm.")
+        if missing := self.needs.missing(tokens):
+            raise ValueError(f"this objective needs {missing}: see its property `needs`.")
         mask = tokens["mask"]
         seen = {
             name: tokens[name].masked_fill(~mask, 0.0)
@@ -390,13 +286,7 @@ class GRPOAlgorithm(Objective):
         }
         logprobs = seen["logprobs"]
         old = seen["sampling_logprobs"] if self.anchored_at_sampling else seen.get("old_logprobs", logprobs.detach())
-        advantages = tokens["advantages"].to(logprobs.dtype)
-        if self.needs_teacher_logprobs:
-            gap = self._teacher_gap(tokens, logprobs)
-            if self.reweighs:
-                advantages = adv.reweighed(advantages, gap, share=self.distillation_coef, clip=self.teacher_clip)
-            else:
-                advantages = advantages + self.distillation_coef * gap
+        advantages = with_advantages(self.active_terms, tokens["advantages"].to(logprobs.dtype), tokens)
         log_ratio = losses.masked_log_ratio(logprobs, old, mask)
         ratio = losses.importance_ratio(
             log_ratio,
@@ -416,15 +306,6 @@ class GRPOAlgorithm(Objective):
             ref_logprobs=seen.get("ref_logprobs"),
             entropy=seen.get("entropy"),
             sampling_logprobs=seen.get("sampling_logprobs"),
-            likely=self._likely(tokens) if self.needs_likely else None,
+            likely=LikelyTokens.of(tokens) if self.needs.top_logprobs else None,
             more=tokens,
         )
-
-    def _likely(self, tokens: Mapping[str, Tensor]) -> LikelyTokens:
-        now = tokens["top_logprobs"]
-        return LikelyTokens(now, tokens["sampling_top_logprobs"].to(now.dtype), tokens["top_is_drawn"])
-
-    def _teacher_gap(self, tokens: Mapping[str, Tensor], logprobs: Tensor) -> Tensor:
-        """log π_T − sg(log π), 0 where there is no teacher."""
-        taught = tokens["mask"] & tokens["taught"] if "taught" in tokens else tokens["mask"]
-        return (tokens["teacher_logprobs"] - logprobs.detach()).masked_fill(~taught, 0.0)

@@ -10,6 +10,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from grpo_pl.functional.trust_region import LikelyTokens
+from grpo_pl.objective.needs import Needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +42,12 @@ class TokenBatch:
     ref_logprobs: Tensor | None
     entropy: Tensor | None  # of the next-token distribution now; carries a gradient
     sampling_logprobs: Tensor | None  # as the engine drew them
-    likely: LikelyTokens | None = None  # with `trust_region_top_k`
+    likely: LikelyTokens | None = None  # where a term asks for `top_logprobs`
+    sampler_weight: Tensor | float = 1.0  # of the policy term, where other weights or another engine have drawn
     more: Mapping[str, Tensor] = field(default_factory=dict)  # all tokens by name, as terms prepared them; not masked
 
 
-class _Needs:
+class _Declared:
     """Declares the tensors that the pipeline computes for a part."""
 
     needs_old_logprobs: ClassVar[bool] = False
@@ -56,13 +58,24 @@ class _Needs:
     """Entropies of the next-token distributions."""
 
 
-class AdvantageEstimator(_Needs, ABC):
+class AdvantageEstimator(_Declared, ABC):
     """A class for ``algorithm.baseline``: rewards of the global batch to advantages, which ``scale`` still divides."""
 
     needs_correct: ClassVar[bool] = False
     """For each completion, whether the correctness reward accepts it."""
     needs_greedy_baseline: ClassVar[bool] = False
     """One greedy completion per prompt, drawn and scored."""
+
+    @property
+    def needs(self) -> Needs:
+        """What it declares."""
+        return Needs(
+            old_logprobs=self.needs_old_logprobs,
+            ref_logprobs=self.needs_ref_logprobs,
+            old_entropy=self.needs_entropy,
+            correct=self.needs_correct,
+            greedy_values=self.needs_greedy_baseline,
+        )
 
     @abstractmethod
     def __call__(self, groups: RewardedGroups) -> Tensor:
@@ -83,11 +96,21 @@ class AdvantageEstimator(_Needs, ABC):
         return found.masked_fill(~groups.valid, 0.0)
 
 
-class SurrogateObjective(_Needs, ABC):
+class SurrogateObjective(_Declared, ABC):
     """A class for ``algorithm.surrogate``: what is maximised per token."""
 
     needs_sampling_logprobs: ClassVar[bool] = False
     """Log-probabilities as the engine drew the tokens."""
+
+    @property
+    def needs(self) -> Needs:
+        """What it declares."""
+        return Needs(
+            old_logprobs=self.needs_old_logprobs,
+            ref_logprobs=self.needs_ref_logprobs,
+            entropy=self.needs_entropy,
+            sampling_logprobs=self.needs_sampling_logprobs,
+        )
 
     @abstractmethod
     def __call__(self, tokens: TokenBatch) -> Tensor:

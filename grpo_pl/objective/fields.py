@@ -1,17 +1,15 @@
-"""``Objective``: the fields of the objective, and the tensors that they need."""
+"""``Objective``: the fields of the objective, and what they need."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import reduce
 from operator import or_
-from typing import Literal
+from typing import Any, Literal
 
 from grpo_pl.functional.advantages import Baseline, Scale
-from grpo_pl.functional.covariance import CovarianceControl
 from grpo_pl.functional.kl import Estimator
-from grpo_pl.functional.losses import Aggregation, DemonstrationWeighting, Mismatch, RatioLevel, Surrogate
-from grpo_pl.functional.turn_credit import EpisodeStatistics
+from grpo_pl.functional.losses import Aggregation, Mismatch, RatioLevel, Surrogate
 from grpo_pl.objective.custom import AdvantageEstimator, SurrogateObjective
 from grpo_pl.objective.needs import Needs
 from grpo_pl.objective.terms.base import Term
@@ -24,7 +22,7 @@ BUDGET = ("group_size", "num_iterations", "num_minibatches")
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """Fields and ``needs_*`` properties of ``GRPOAlgorithm``; the defaults are the preset ``grpo``.
+    """Fields of ``GRPOAlgorithm``, and what they need; the defaults are the preset ``grpo``.
 
     Raises:
         ValueError: a value outside its range, or choices that contradict each other.
@@ -37,28 +35,6 @@ class Objective:
     num_minibatches: int = 1
     """Optimiser steps per pass over a rollout; each takes an equal share of the completions (PPO, arXiv:1707.06347)."""
 
-    supervision: Literal["outcome", "process", "turn", "token"] = "outcome"
-    """outcome: one advantage per completion or episode (DeepSeekMath 4.1.2); process: one per token, from rewards of
-    steps (4.1.3); turn: one per turn of an episode, see turn_advantage; token: outcome's, plus distillation_coef times
-    log pi_teacher - log pi of the token itself, the reverse KL to model.teacher with discount 0 (on-policy
-    distillation, Lu and Thinking Machines Lab, 2025)."""
-    turn_advantage: Literal["returns", "gigpo"] = "returns"
-    """Of supervision turn. returns: the turn's return-to-go less the baseline, the mean of the other episodes of the
-    group from the same state, or of their returns where none has been there. gigpo: the episode's advantage in its
-    group plus step_weight times the turn's among all turns in the same state (GiGPO, arXiv:2505.10978, eq. 8); scale
-    none is its mean_norm, group_std divides both parts by their standard deviation."""
-    gamma: float = 1.0
-    """Discount of rewards from turn to turn, in supervision turn; that of gigpo's whole episode has none."""
-    step_weight: float = 1.0
-    """Weight of the turn's advantage beside the episode's in gigpo (its omega)."""
-    episode_statistics: EpisodeStatistics = "episodes"
-    """Mean and standard deviation of the episodes' returns in gigpo: each episode counts once, or, as in its authors'
-    code (steps), as often as it has turns."""
-    state_similarity: float | None = None
-    """In supervision turn two texts count as one state where difflib's ratio reaches this number, in (0, 1]; null asks
-    for equality."""
-    invalid_action_penalty: float = 0.0
-    """Taken off what gigpo compares of a turn with an invalid action, after discounting (0.1 in its authors' code)."""
     reward_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
     """Several rewards: add, then normalise; or normalise each in its group, add, divide by the batch std (GDPO,
     arXiv:2601.05242)."""
@@ -99,10 +75,6 @@ class Objective:
     epsilon_high: float = 0.2
     """The ratio is clipped above 1 + epsilon_high; larger than epsilon_low is DAPO's clip-higher (eq. 10). In dppo_*
     the divergence allowed to tokens of positive advantage."""
-    trust_region_top_k: int = 0
-    """In dppo_* the divergence is that of this many tokens, those that were likeliest where the token was drawn, of the
-    drawn one and of all others together, which the engine records (DPPO, "Top-K approximation"; the authors take 20).
-    0: of the drawn token and all others."""
     dual_clip: float | None = None
     """Bounds the ratio of negative advantages, > 1 + epsilon_high (dual-clip PPO, arXiv:1912.09729; TRL's
     delta); null is off."""
@@ -138,78 +110,8 @@ class Objective:
     ref_update_every: int | None = None
     """Rollouts between two renewals of a refreshed reference."""
 
-    distillation: Literal["none", "forward_kl", "reverse_kl", "jensen_shannon"] = "none"
-    """Divergence over the whole vocabulary from model.teacher to the policy, a term of each token's loss:
-    KL(teacher||pi), KL(pi||teacher), or the mixture's, m KL(teacher||M) + (1 - m) KL(pi||M) with M = m teacher +
-    (1 - m) pi (GKD, arXiv:2306.13649, eq. 1)."""
-    distillation_mix: float = 0.5
-    """The share m of the teacher in jensen_shannon, in (0, 1) (GKD's beta)."""
-    distillation_top_k: int = 0
-    """Compare only this many tokens at each place, the policy's likeliest, both distributions renormalised over them
-    (TRL's distillation_topk); 0: the whole vocabulary."""
-    distillation_coef: float = 1.0
-    """Weight of the teacher: of its part of the advantage in supervision token, there in [0, 1] for teacher_advantage
-    reweigh, and of the divergence in distillation."""
-    teacher_weights: Literal["model", "start", "live", "average"] = "model"
-    """The teacher: model is model.teacher; the others are the policy itself with model.privileged in its prompt, as it
-    started (OPSD, arXiv:2601.18734), as it is when the rollout is scored (SDFT, arXiv:2601.19897), or a moving average
-    of its weights (SDPO, arXiv:2601.20802)."""
-    teacher_rate: float = 0.05
-    """Share of the policy in teacher_weights average after each rollout, in (0, 1] (TRL's teacher_update_rate)."""
-    teacher_advantage: Literal["add", "reweigh"] = "add"
-    """The teacher's part in supervision token. add: see there; reweigh: A times (1 - c) + c clip(exp(sign(A)
-    (log pi_teacher - log pi)), 1 - teacher_clip, 1 + teacher_clip) with c = distillation_coef, so that the reward
-    decides the direction and the teacher how much a token counts (RLSD, arXiv:2604.03128)."""
-    teacher_clip: float = 0.2
-    """Bound of the factor in teacher_advantage reweigh, in [0, 1)."""
-    distillation_alone: bool = False
-    """Learn from the teacher only: rewards are measured, but make no advantages; completions that none can judge are
-    learned from as well."""
-
     entropy_coef: float = 0.0
-    """Weight of the entropy bonus (PPO, eq. 9); with entropy_target that of the first rollout."""
-    entropy_target: float | None = None
-    """Nats a token that the entropy is held near: while a rollout's mean is at most this, the bonus is on and its
-    weight grows by entropy_coef_step; above it the bonus is off and the weight falls (Skywork-OR1, arXiv:2505.22312,
-    "Adaptive Entropy Control"); null keeps entropy_coef."""
-    entropy_coef_step: float = 0.005
-    """Change of the weight from one rollout to the next, with entropy_target."""
-    entropy_coef_max: float = 1.0
-    """Largest weight, with entropy_target; the smallest is 0."""
-    top_entropy_quantile: float = 1.0
-    """Share of tokens, those of highest entropy, that carry the policy term; 1 is all (arXiv:2506.01939). KL
-    and entropy terms and the normaliser still cover all tokens."""
-
-    covariance: CovarianceControl = "none"
-    """Keeps entropy up by a few tokens, those where log-probability and advantage, both less their mean over the batch,
-    have a high product (arXiv:2505.22617, eqs. 10 to 14). clip: some of those between covariance_min and covariance_max
-    lose the policy term (Clip-Cov); kl: those of the highest get a penalty of covariance_kl_coef |log r| (KL-Cov). They
-    are chosen once per rollout, by the log-probabilities before its first update."""
-    covariance_share: float = 2e-4
-    """Share of tokens that are chosen, one at least (2e-4 for clip; 2e-3 to 2e-4 for kl)."""
-    covariance_min: float = 1.0
-    """Lower bound of the product in covariance clip."""
-    covariance_max: float = 5.0
-    """Upper bound of the product in covariance clip."""
-    covariance_kl_coef: float = 1.0
-    """Weight of the penalty in covariance kl; it acts where a rollout is used for several updates."""
-
-    observation_coef: float = 0.0
-    """Weight of the cross-entropy on the tokens that the environment wrote between the policy's turns, their mean over
-    the batch: the policy learns to predict what its actions lead to (ECHO, arXiv:2605.24517, its lambda; prime-rl takes
-    0.1)."""
-
-    demonstration_coef: float = 0.0
-    """Share mu in (1 - mu) times the loss plus mu times the negative log-likelihood of model.demonstrations, their mean
-    over tokens; at the start, if demonstration_decay_rollouts is above 0 (CHORD, arXiv:2508.11408)."""
-    demonstration_coef_final: float = 0.0
-    """The share after demonstration_decay_rollouts."""
-    demonstration_decay_rollouts: int = 0
-    """Rollouts over which the share falls, by half a cosine; 0 keeps it."""
-    demonstration_weighting: DemonstrationWeighting = "equal"
-    """Weight of a demonstration's token: equal, or uncertain: pi (1 - pi), so that what is known already and what seems
-    impossible count little (CHORD-phi)."""
-
+    """Weight of the entropy bonus (PPO, eq. 9)."""
     samples: Literal["all", "correct"] = "all"
     """Completions in the loss: all, or only those that the correctness reward accepts (expert iteration, rejection
     sampling)."""
@@ -220,8 +122,8 @@ class Objective:
     """Do not forward completions whose advantage is exactly 0 when no KL or entropy term needs them; same gradient,
     less work."""
     dynamic_sampling: bool = False
-    """Replace groups of equal rewards by newly drawn ones (DAPO 3.2, eq. 11). Under supervision turn, the totals of
-    episodes are compared: a group of equal totals goes even where its turns differ."""
+    """Replace groups of equal rewards by newly drawn ones (DAPO 3.2, eq. 11). Of episodes whose turns are credited the
+    totals are compared: a group of equal totals goes even where its turns differ."""
     max_resample_attempts: int = 4
     """Most extra rollouts of dynamic sampling before the step goes on with the groups it has."""
 
@@ -277,136 +179,33 @@ class Objective:
         return self.beta > 0 and self.kl_placement == "loss"
 
     @property
-    def needs_sequence_kl(self) -> bool:
+    def kl_in_reward(self) -> bool:
         """``advantages`` wants ``sequence_kl``, Σ_t (old_logprobs − ref_logprobs): score before the advantages."""
         return self.beta > 0 and self.kl_placement == "reward"
-
-    @property
-    def needs_old_logprobs(self) -> bool:
-        """Score the rollout under the policy before the first update; else ``loss`` takes ``old_logprobs=None``."""
-        scored = not self.single_update and not self.anchored_at_sampling
-        own = self.needs.old_logprobs or self._declared("needs_old_logprobs")
-        return scored or own or self.needs_sequence_kl or self.needs_covariance
-
-    @property
-    def needs_reference(self) -> bool:
-        """Reference log-probabilities: for either KL, or for a part that declares it."""
-        return self.beta > 0 or self.needs.ref_logprobs or self._declared("needs_ref_logprobs")
-
-    @property
-    def needs_loss_reference(self) -> bool:
-        """``loss`` wants ``ref_logprobs``."""
-        return self.kl_in_loss or self.needs.ref_logprobs or getattr(self.surrogate, "needs_ref_logprobs", False)
-
-    @property
-    def needs_teacher_logprobs(self) -> bool:
-        """``loss`` wants ``teacher_logprobs``."""
-        return self.supervision == "token"
-
-    @property
-    def needs_divergence(self) -> bool:
-        """``loss`` wants ``divergence``, of the whole distributions, with a gradient; see ``divergence_mix``."""
-        return self.distillation != "none"
-
-    @property
-    def needs_teacher(self) -> bool:
-        """A teacher scores the rollout."""
-        return self.needs_teacher_logprobs or self.needs_divergence
-
-    @property
-    def teaches_itself(self) -> bool:
-        """The teacher is the policy with ``model.privileged`` in its prompt."""
-        return self.needs_teacher and self.teacher_weights != "model"
-
-    @property
-    def needs_start(self) -> bool:
-        """A copy of the policy as it started: the reference of the KL, or the teacher."""
-        return self.needs_reference or self.teacher_weights == "start"
-
-    @property
-    def reweighs(self) -> bool:
-        """The teacher multiplies the advantages of rewards."""
-        return self.supervision == "token" and self.teacher_advantage == "reweigh"
-
-    @property
-    def needs_observations(self) -> bool:
-        """``loss`` wants ``observation_weights``, and log-probabilities of the tokens of observations as well."""
-        return self.observation_coef > 0
-
-    @property
-    def needs_demonstrations(self) -> bool:
-        """Each optimiser step also learns from demonstrations."""
-        return self.demonstration_coef > 0
-
-    @property
-    def divergence_mix(self) -> float:
-        """The divergence, in the numbering of ``grpo_pl.functional.divergence``."""
-        ends = {"forward_kl": 0.0, "reverse_kl": 1.0}
-        return ends.get(self.distillation, self.distillation_mix)
-
-    @property
-    def needs_entropy(self) -> bool:
-        """``loss`` wants ``entropy`` with a gradient."""
-        bonus = self.entropy_coef > 0 or self.entropy_target is not None
-        return bonus or self.needs.entropy or getattr(self.surrogate, "needs_entropy", False)
-
-    @property
-    def needs_entropy_mask(self) -> bool:
-        """``loss`` wants ``entropy_mask``: score the rollout before the first update, see ``entropy_threshold``."""
-        return self.top_entropy_quantile < 1
-
-    @property
-    def needs_likely(self) -> bool:
-        """``loss`` wants ``likely``: the engine records the tokens that were likeliest at each place."""
-        return self.trust_region_top_k > 0
-
-    @property
-    def needs_covariance(self) -> bool:
-        """``loss`` wants ``covariance_mask``: score the rollout before the first update, see ``high_covariance``."""
-        return self.covariance != "none"
-
-    @property
-    def needs_old_entropy(self) -> bool:
-        """Entropies before the first update: for the entropy mask, or for an estimator that declares them."""
-        return self.needs_entropy_mask or self.needs.old_entropy or getattr(self.baseline, "needs_entropy", False)
-
-    @property
-    def needs_greedy_baseline(self) -> bool:
-        """``advantages`` wants ``greedy_values``: draw and score one greedy completion per prompt (ReMax)."""
-        return self.baseline == "greedy" or getattr(self.baseline, "needs_greedy_baseline", False)
-
-    @property
-    def needs_step_rewards(self) -> bool:
-        """Use ``process_advantages`` for the loss; ``advantages`` still tells rewards, keep and active."""
-        return self.supervision == "process"
-
-    @property
-    def needs_turns(self) -> bool:
-        """Use ``turn_advantages`` for the loss; ``advantages`` still tells rewards, keep and active."""
-        return self.supervision == "turn"
-
-    @property
-    def needs_correct(self) -> bool:
-        """``advantages`` wants ``correct``."""
-        return self.samples == "correct" or getattr(self.baseline, "needs_correct", False)
-
-    @property
-    def needs_sampling_logprobs(self) -> bool:
-        """``loss`` wants ``sampling_logprobs``."""
-        drawn = self.anchored_at_sampling or getattr(self.surrogate, "needs_sampling_logprobs", False)
-        compared = self.off_policy_mask is not None or self.needs.sampling_logprobs
-        return drawn or compared or self.mismatch not in ("none", "auto")
-
-    @property
-    def needs(self) -> Needs:
-        """What the terms need."""
-        return reduce(or_, (term.needs for term in self.active_terms.values()), Needs())
 
     @property
     def active_terms(self) -> dict[str, Term]:
         """The terms that were not removed."""
         return {name: term for name, term in self.terms.items() if term is not None}
 
-    def _declared(self, need: str) -> bool:
-        """True if a part that is a class declares ``need``."""
-        return any(getattr(part, need, False) for part in (self.baseline, self.surrogate))
+    def values(self) -> dict[str, Any]:
+        """All fields, terms as a configuration holds them."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return found | {"terms": {name: term.spec() for name, term in self.active_terms.items()}}
+
+    @property
+    def needs(self) -> Needs:
+        """What the pipeline has to compute: for the fields, for parts that are classes, and for the terms."""
+        scored = not self.single_update and not self.anchored_at_sampling
+        corrected = self.anchored_at_sampling or self.mismatch not in ("none", "auto")
+        own = Needs(
+            old_logprobs=scored or self.kl_in_reward,
+            ref_logprobs=self.beta > 0,
+            sampling_logprobs=corrected or self.off_policy_mask is not None,
+            entropy=self.entropy_coef > 0,
+            correct=self.samples == "correct",
+            greedy_values=self.baseline == "greedy",
+        )
+        parts = (self.baseline, self.surrogate)
+        declared = [part.needs for part in parts if isinstance(part, AdvantageEstimator | SurrogateObjective)]
+        return reduce(or_, [*declared, *(term.needs for term in self.active_terms.values())], own)

@@ -1,51 +1,19 @@
-"""The loss of each token: surrogate, weight against sampler mismatch, KL, anchor and entropy; and its metrics."""
+"""The policy term of each token: its surrogate, its weight where other weights have drawn, and their metrics."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from grpo_pl.functional import covariance, kl, losses, trust_region
+from grpo_pl.functional import losses, trust_region
 from grpo_pl.objective.custom import SurrogateObjective, TokenBatch
 from grpo_pl.objective.fields import Objective
-from grpo_pl.objective.terms.hooks import with_losses, with_masks
 
 Stats = dict[str, Tensor]
 """Metrics of each token, (B, T), under TRL's names."""
-
-
-def token_losses(a: Objective, tokens: TokenBatch, given: Mapping[str, Tensor]) -> tuple[Tensor, Stats]:
-    """Each token's loss before its weight and without what a teacher adds, and its metrics, all (B, T).
-
-    Args:
-        given: the argument of `GRPOAlgorithm.loss`.
-    """
-    total = -surrogate(a, tokens)
-    stats = clip_stats(a, tokens)
-    if a.needs_covariance:
-        covariance_mask = given["covariance_mask"]
-        if a.covariance == "clip":
-            total = total.masked_fill(covariance_mask, 0.0)
-        else:
-            total = total + a.covariance_kl_coef * covariance.held_back(tokens.log_ratio, covariance_mask)
-        stats["covariance/chosen"] = covariance_mask.to(total.dtype)
-    weight, found = sampler_term(a, tokens)
-    total, stats = with_masks(a.active_terms, total * weight, tokens), stats | found
-    if a.needs_entropy_mask:
-        total = total * given["entropy_mask"]
-    if tokens.ref_logprobs is not None:
-        token_kl = kl.estimate(a.kl_estimator, tokens.logprobs, tokens.ref_logprobs, tokens.log_ratio.exp())
-        total = total + a.beta * token_kl if a.kl_in_loss else total
-        stats["kl"] = token_kl
-    total = with_losses(a.active_terms, total, tokens, stats)
-    if tokens.entropy is not None:
-        total = total - a.entropy_coef * tokens.entropy
-        stats["entropy"] = tokens.entropy
-    return total, stats
 
 
 def surrogate(a: Objective, tokens: TokenBatch) -> Tensor:
@@ -85,7 +53,7 @@ def _outside(a: Objective, tokens: TokenBatch) -> tuple[Tensor, Tensor]:
     )
 
 
-def sampler_term(a: Objective, tokens: TokenBatch) -> tuple[Tensor | float, Stats]:
+def sampler_weight(a: Objective, tokens: TokenBatch) -> tuple[Tensor | float, Stats]:
     """The weight of each token's policy term where another engine or earlier weights have drawn it, and its metrics."""
     if tokens.sampling_logprobs is None:
         return 1.0, {}

@@ -46,6 +46,12 @@ class UpdateScores(NamedTuple):
     divergence: Tensor | None  # (B, T), from a teacher's distribution to that which predicts the token
     top_logprobs: Tensor | None  # (B, T, K), without a gradient
 
+    @property
+    def further(self) -> dict[str, Tensor]:
+        """What was asked for besides the first two, by name."""
+        found = {"divergence": self.divergence, "top_logprobs": self.top_logprobs}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
 
 class Head(NamedTuple):
     """A linear LM head."""
@@ -148,7 +154,7 @@ def completion_states(model: PreTrainedModel, **rows: Tensor) -> tuple[Tensor, H
     if mode == "materialised":
         raise ValueError(
             f"{type(model).__name__} makes more of its head's output than logits, so that its whole distribution "
-            "cannot be taken in chunks: set model.algorithm.supervision: token and distillation: none."
+            "cannot be taken in chunks: set divergence: none in its term of model.algorithm.terms."
         )
     head, copies = model.get_output_embeddings(), list[Head]()
 

@@ -232,6 +232,6 @@ def check_rewards(rewards: Sequence[Reward], *, steps_needed: bool = False) -> N
         )
     if steps_needed and not any(isinstance(reward, ProcessReward) for reward in rewards):
         raise ValueError(
-            "algorithm.supervision is process, but no reward scores steps: add one under model.rewards, such as "
-            "grpo_pl.rewards.ColumnArithmeticReward, or set supervision: outcome."
+            "a term credits steps (ProcessSupervision), but no reward scores steps: add one under model.rewards, such "
+            "as grpo_pl.rewards.ColumnArithmeticReward, or leave out the term."
         )

@@ -22,10 +22,9 @@ _OF_THE_POLICY: Mapping[str, Status] = {
 class EnvironmentReward(Reward):
     """The return of an episode, Σ_t r_t; None if the episode was ended by something that is not the policy's fault.
 
-    With ``algorithm.supervision: turn`` each turn is credited with its own reward; all other rewards are credited to
-    the last turn. To train on the return and count success by a threshold, give this reward twice, the second with
-    ``threshold``, ``correctness: true`` and ``weight: 0``.
-    """
+    With a term that credits turns (``TurnReturns``, ``GiGPO``) each turn is credited with its own reward; all other
+    rewards are credited to the last turn. To train on the return and count success by a threshold, give this reward
+    twice, the second with ``threshold``, ``correctness: true`` and ``weight: 0``."""
 
     trusted = True
     name: str = "environment"

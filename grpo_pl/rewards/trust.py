@@ -26,7 +26,12 @@ ENVIRONMENTS: Mapping[str, Sequence[str]] = {
     "tools": ["ToolEnvironment"],
 }
 """Trusted environments by module, and what they are made of; `ENVIRONMENT_FUNCTIONS` says what these may call."""
-TERMS: Mapping[str, Sequence[str]] = {"anchor": ["Anchor"]}
+TERMS: Mapping[str, Sequence[str]] = {
+    "anchor": ["Anchor"], "chord": ["CHORD"], "covariance": ["Covariance"], "distillation": ["Distillation"],
+    "echo": ["ECHO"], "entropy_target": ["EntropyTarget"], "gigpo": ["GiGPO"], "process": ["ProcessSupervision"],
+    "self_distillation": ["SelfDistillation"], "top_entropy": ["TopEntropyTokens"],
+    "top_k_trust_region": ["TopKTrustRegion"], "turn_returns": ["TurnReturns"],
+}  # fmt: skip
 """Terms of the objective by module: their arguments are numbers and words."""
 _FUNCTIONS = (
     "calculator:calc",

@@ -108,7 +108,7 @@ class DecodeMonitor:
         if kept.numel() * width > _MOST_RECORDED:
             raise ValueError(
                 f"the {width} likeliest tokens at each of {kept.numel()} places are too many to record: lower "
-                "model.algorithm.trust_region_top_k."
+                "the top_k of the term that asks for them."
             )
         ids = torch.full((*kept.shape, width), NO_TOKEN, dtype=torch.int32, device=kept.device)
         logprobs = torch.full(ids.shape, -torch.inf, device=kept.device, dtype=torch.float32)

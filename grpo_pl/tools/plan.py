@@ -128,7 +128,9 @@ def workload(parts: Any, policy: PreTrainedModel, *, gpus: int, prompt_tokens: i
         context = context_length(policy.config) or 0
         limits = [n for n in (model.episodes.max_episode_tokens, context - prompt_tokens) if n > 0]
         completion_tokens = min(limits, default=model.episodes.max_turns * completion_tokens)
-    asked = algorithm.needs_teacher and not algorithm.teaches_itself
+    teacher = algorithm.needs.teacher
+    weights_of_teacher = teacher.weights if teacher else "model"
+    asked = teacher is not None and not teacher.of_itself
     largest, heads = teachers_of(parts, layout) if asked else (0.0, 0.0)
     adapted = model.policy.lora is not None  # whose start needs no copy
     return Workload(
@@ -141,7 +143,7 @@ def workload(parts: Any, policy: PreTrainedModel, *, gpus: int, prompt_tokens: i
         micro_batch_tokens=model.max_tokens_per_microbatch or MOST_TOKENS,
         weight_bytes=weights,
         compute_bytes=compute,
-        reference=algorithm.needs_reference,
+        reference=algorithm.needs.ref_logprobs,
         quantized=model.policy.quantization is not None,
         checkpointing=model.activation_checkpointing,
         offload=layout == "fsdp" and arguments.cpu_offload,
@@ -152,9 +154,9 @@ def workload(parts: Any, policy: PreTrainedModel, *, gpus: int, prompt_tokens: i
         in_main_memory=on_cpu,
         engine_weight_bytes=bytes_each if own else 0,
         teacher_bytes=largest,
-        teacher_head_bytes=heads if algorithm.needs_divergence else 0.0,
-        own_teacher=algorithm.teacher_weights == "average" or (algorithm.teacher_weights == "start" and not adapted),
-        own_head=algorithm.teaches_itself and algorithm.needs_divergence,
+        teacher_head_bytes=heads if teacher and teacher.whole else 0.0,
+        own_teacher=weights_of_teacher == "average" or (weights_of_teacher == "start" and not adapted),
+        own_head=bool(teacher and teacher.of_itself and teacher.whole),
         kernel=_kernel(engine, policy, by_torch=not on_cpu or compute != 4 or bool(model.sampling.stop)),
         fused=_fused(policy, on_cpu=on_cpu, float32=weights == compute == 4, masked=model.sampling.sampling_mask),
     )

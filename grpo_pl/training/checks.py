@@ -33,6 +33,7 @@ from grpo_pl.environments.base import Environment
 from grpo_pl.evaluation.held_out import HeldOutMetrics, Validation
 from grpo_pl.functional.sampling import DRAW_RULE
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.objective.terms.hooks import call
 from grpo_pl.policy.privileged import PrivilegedText
 from grpo_pl.policy.teacher import TeacherConfig
 from grpo_pl.rewards.base import Reward, require_correctness, with_inner
@@ -56,26 +57,29 @@ def check_parts(
     """Refuses fields of a run that contradict each other."""
     algorithm, sampling, rewards = module.algorithm, module.sampling, module.rewards
     environment, demonstrations = module.environment, module.demonstrations
-    if (demonstrations is not None) != algorithm.needs_demonstrations:
+    needs = algorithm.needs
+    if bool(demonstrations) != bool(needs.demonstrations):
         raise ValueError(
-            f"model.algorithm.demonstration_coef is {algorithm.demonstration_coef}, and model.demonstrations "
-            f"{'null' if demonstrations is None else 'given'}: they belong together, so set both, or 0 and null."
+            "model.demonstrations and a term that learns from them, such as CHORD, belong together: "
+            f"{'the term' if demonstrations else 'model.demonstrations'} is missing; set both, or neither."
         )
     if demonstrations is not None and demonstrations.file is None and environment is not None:
         raise ValueError(
             "model.demonstrations.file is null, but in model.environment a source's own demonstrations are played for "
             "a cold start alone: name a file of episodes, or set model.cold_start instead of model.demonstrations."
         )
-    check_rewards(rewards, steps_needed=algorithm.needs_step_rewards)
-    if algorithm.needs_correct:
+    check_rewards(rewards, steps_needed=needs.step_rewards)
+    if needs.correct:
         require_correctness(rewards, "model.algorithm (samples: correct, or an estimator with needs_correct)")
+    for name, term in algorithm.active_terms.items():
+        call(name, term, "check_run", sampling=sampling, in_environment=environment is not None)
     check_episodes(environment, algorithm, rewards)
     check_teachers(teachers, algorithm, temperature=sampling.temperature)
-    if (privileged is not None) != algorithm.teaches_itself:
+    if bool(privileged) != bool(needs.teacher and needs.teacher.of_itself):
         raise ValueError(
-            f"model.algorithm.teacher_weights is {algorithm.teacher_weights}, and model.privileged "
-            f"{'null' if privileged is None else 'given'}: they belong together, so set both (start, live or average, "
-            "and the texts that the teacher reads besides the question), or model and null."
+            "model.privileged, the texts that the policy reads besides the question as its own teacher, and a term in "
+            "which it is its own teacher, such as SelfDistillation, belong together: "
+            f"{'the term' if privileged else 'model.privileged'} is missing; set both, or neither."
         )
     if privileged is not None and privileged.feedback_of is None and "feedback" in privileged.names:
         require_correctness(rewards, "model.privileged with {feedback} and feedback_of null")
@@ -90,20 +94,9 @@ def check_parts(
             "model.sampling.sampling_mask is for completions drawn in one turn: set model.environment null, or top_k 0 "
             "and top_p 1."
         )
-    if sampling.thinking_budget is not None and algorithm.needs_observations:
+    if sampling.top_logprobs not in (0, needs.top_logprobs):
         raise ValueError(
-            "model.algorithm.observation_coef would learn the fed end of a thought as an observation: set "
-            "model.sampling.thinking_budget null, or it to 0."
-        )
-    if algorithm.needs_likely and environment is not None:
-        raise ValueError(
-            "model.algorithm.trust_region_top_k is for completions drawn in one turn: set model.environment null, or "
-            "it to 0."
-        )
-    if sampling.top_logprobs not in (0, algorithm.trust_region_top_k):
-        raise ValueError(
-            f"model.sampling.top_logprobs is {sampling.top_logprobs}, which the objective sets: set it to 0, and "
-            "model.algorithm.trust_region_top_k where the objective shall use it."
+            f"model.sampling.top_logprobs is {sampling.top_logprobs}, which the objective's terms set: set it to 0."
         )
     if module.policy_config.quantization is not None and module.cold_start is not None:
         raise ValueError(
@@ -283,12 +276,7 @@ def check_episodes(environment: Environment | None, algorithm: GRPOAlgorithm, re
     """Refuses what needs an environment without one, and the other way round."""
     paid = next((reward for reward in with_inner(rewards) if isinstance(reward, EnvironmentReward)), None)
     if environment is not None:
-        if algorithm.needs_step_rewards:
-            raise ValueError(
-                "algorithm.supervision is process, whose steps are parts of one text, but with model.environment a "
-                "completion has many: set supervision to turn or outcome."
-            )
-        if algorithm.needs_greedy_baseline and algorithm.dynamic_sampling:
+        if algorithm.needs.greedy_values and algorithm.dynamic_sampling:
             raise ValueError(
                 "algorithm.baseline greedy with dynamic_sampling would play the greedy episode in another world than "
                 "the group that it is compared with: set dynamic_sampling to false."
@@ -299,16 +287,6 @@ def check_episodes(environment: Environment | None, algorithm: GRPOAlgorithm, re
                 "set its rewarded_by to agent, or take a reward that judges the text."
             )
         return
-    if algorithm.needs_observations:
-        raise ValueError(
-            f"algorithm.observation_coef is {algorithm.observation_coef}, but there is no model.environment whose "
-            "observations could be learned from: name one, or set it to 0."
-        )
-    if algorithm.needs_turns:
-        raise ValueError(
-            "algorithm.supervision is turn, but there is no model.environment whose turns could be credited: name one, "
-            "or set supervision: outcome."
-        )
     if paid is not None:
         raise ValueError(f"reward {paid.name!r} pays what an environment gave, but there is no model.environment.")
 
@@ -328,10 +306,10 @@ def check_engine(engine: RolloutEngine, algorithm: GRPOAlgorithm, sampling: Samp
             f"model.sampling.sampling_mask needs an engine that notes what was left to draw from, and {name} does not: "
             "leave model.engine out, with data.staleness 0."
         )
-    if algorithm.needs_likely and not engine.supports_top_logprobs:
+    if algorithm.needs.top_logprobs and not engine.supports_top_logprobs:
         raise ValueError(
-            f"model.algorithm.trust_region_top_k needs an engine that records the likeliest tokens, and {name} does "
-            "not: leave model.engine out, or set it to 0."
+            f"a term of model.algorithm.terms needs an engine that records the likeliest tokens, and {name} does not: "
+            "leave model.engine out, or the term."
         )
 
 

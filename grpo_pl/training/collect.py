@@ -14,14 +14,15 @@ from torch import Tensor
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.evaluation import metrics as evaluation
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.objective.terms.base import Turns
 from grpo_pl.policy.weights import is_sharded
 from grpo_pl.rewards.base import Reward, correctness_index, needs_of
 from grpo_pl.rewards.batch import ScoredBatch, join_scores, score_completions
 from grpo_pl.rollout.engine import EngineDied, ProgressFn
 from grpo_pl.rollout.groups import group_rows, join_samples, samples_to, select_groups
 from grpo_pl.rollout.sampler import CompletionSampler, Samples
+from grpo_pl.training.credit import step_tensors, turns_of
 from grpo_pl.training.progress import ProgressCallback, stopwatch
-from grpo_pl.training.supervision import Turns, step_tensors, turns_of
 from grpo_pl.types import Problem, PromptBatch, SamplingParams
 
 if TYPE_CHECKING:
@@ -101,9 +102,9 @@ class Collected:
     greedy: ScoredBatch | None = None
     """Of one greedy completion per prompt, if the objective's baseline asks for it."""
     steps: tuple[Tensor, Tensor] | None = None
-    """Rewards of steps and the tokens they end at, both (B, K), under process supervision."""
+    """Rewards of steps and the tokens they end at, both (B, K), where the objective needs them."""
     turns: Turns | None = None
-    """Rewards of the turns of episodes, under turn supervision."""
+    """Rewards of the turns of episodes, where the objective needs them."""
     rates: Mapping[int, float] = field(default_factory=dict)
     """`pass_rates` of every group of the global batch that was drawn, chosen by dynamic sampling or not; without it
     they are found with the ``Experience``."""
@@ -204,16 +205,17 @@ class Collector:
         if self.algorithm.dynamic_sampling:
             samples, scored, attempts, rates = self._resampled(policy, (samples, scored), fetch, seconds)
         greedy = None
-        if self.algorithm.needs_greedy_baseline:
+        needs = self.algorithm.needs
+        if needs.greedy_values:
             if greedy_samples is None:
                 with stopwatch(seconds, "rollout"):
                     greedy_samples = self.draw(policy, self.request(samples.prompts, samples.step, greedy=True))
             with stopwatch(seconds, "reward"):
                 greedy = self.score(greedy_samples)
         steps = turns = None
-        if self.algorithm.needs_step_rewards:
+        if needs.step_rewards:
             steps = step_tensors(scored, samples, self.sampler.template, self.sampler.tokenizer)
-        if self.algorithm.needs_turns:
+        if needs.turns:
             turns = turns_of(scored, samples)
         return Collected(
             samples=samples,

@@ -9,15 +9,17 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from grpo_pl.data.demonstrations import Demonstration, draw_in_passes, read_demonstrations
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.distributed.collective import Collective
-from grpo_pl.functional.losses import demonstration_losses
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.objective.needs import DemonstrationLoss
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.tokenizer import known_characters
+from grpo_pl.training.beside import Beside, Sums
 from grpo_pl.training.cold_start import MADE_UP, ColdStart, check_characters
 from grpo_pl.training.sft import Example, demonstration_logprobs, tokenized
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DemonstrationBatches:
-    """Demonstrations for ``algorithm.demonstration_coef``; each optimiser step has a batch that follows from its number
+    """Demonstrations for a term that learns from them; each optimiser step has a batch that follows from its number
     alone, so that a resumed run goes on with the same."""
 
     file: str | None = None
@@ -74,9 +76,11 @@ class DemonstrationBatches:
         self, rollout: int, number: int, *, algorithm: GRPOAlgorithm, source: PromptSource, dialogue: Dialogue
     ) -> Demonstrated:
         """The demonstrations of optimiser step ``number`` of a rollout; none where their share is 0."""
-        share = algorithm.demonstration_share(rollout)
+        how = algorithm.needs.demonstrations
+        assert how is not None, "refused before"
+        share = how.share(rollout)
         number += rollout * algorithm.num_iterations * algorithm.num_minibatches
-        return Demonstrated(examples=self.examples(number, source, dialogue) if share else [], share=share)
+        return Demonstrated(examples=self.examples(number, source, dialogue) if share else [], share=share, how=how)
 
     def examples(self, number: int, source: PromptSource, dialogue: Dialogue) -> list[Example]:
         """The demonstrations of optimiser step ``number``, counted from the start of the run."""
@@ -99,15 +103,24 @@ class DemonstrationBatches:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demonstrated:
-    """The demonstrations of one optimiser step, the same on every process."""
+class Demonstrated(Beside):
+    """The demonstrations of one optimiser step."""
 
     examples: Sequence[Example]
     share: float
-    """μ, their part of the loss."""
+    how: DemonstrationLoss
+
+    def metrics(self, like: Tensor) -> Sums:
+        share, one = like.new_tensor([self.share, 1.0], dtype=torch.float64)
+        return {"demonstration/share": (share, one)}
+
+    @property
+    def filler(self) -> Sequence[Example]:
+        return self.examples[:1]
 
     def parts(self, budget: int, collective: Collective) -> list[list[Example]]:
-        """This process's demonstrations, cut into micro-batches of at most ``budget`` tokens, padding included."""
+        if self.share == 0:
+            return []
         cut: list[list[Example]] = []
         prompt = completion = 0  # the longest ones of the last micro-batch
         for example in self.examples[collective.rank :: collective.world]:
@@ -119,12 +132,10 @@ class Demonstrated:
                 prompt, completion = len(example.prompt), len(example.completion)
         return cut
 
-    def loss(
-        self, model: PreTrainedModel, part: Sequence[Example], algorithm: GRPOAlgorithm, *, pad_token_id: int
-    ) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
-        """A micro-batch's share of the loss of demonstrations: Σ over its tokens / number of tokens in all of them."""
+    def loss(self, model: PreTrainedModel, part: Sequence[Example], *, pad_token_id: int) -> tuple[Tensor, Sums]:
+        """Σ over the tokens of a micro-batch / number of tokens in all demonstrations."""
         logprobs, written = demonstration_logprobs(model, part, pad_token_id=pad_token_id)
-        losses = demonstration_losses(logprobs, weighting=algorithm.demonstration_weighting)
+        losses = self.how.losses(logprobs)
         total = sum(sum(example.written) for example in self.examples)
         nll = -(logprobs.detach() * written).sum()
         return (losses * written).sum() / total, {"demonstration/nll": (nll, written.sum())}

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from grpo_pl.distributed.collective import Collective
-from grpo_pl.functional.turn_credit import spread_over_tokens
 from grpo_pl.objective.algorithm import Advantages, GRPOAlgorithm
 from grpo_pl.objective.terms.base import CollectedTokens
-from grpo_pl.objective.terms.hooks import prepared
+from grpo_pl.objective.terms.hooks import credited, prepared
 from grpo_pl.policy.lora import adapters_off
 from grpo_pl.training.collect import Collected, gathered_values, pass_rates, reward_weights
 from grpo_pl.training.frozen_models import Teachers, TeacherScores
 from grpo_pl.training.microbatches import Scorer, TokenBudget
 from grpo_pl.training.progress import stopwatch
 from grpo_pl.training.self_teacher import SelfTeacher
-from grpo_pl.types import CUT_OFF, Rollout, SamplingParams
+from grpo_pl.types import CUT_OFF, NO_TURN, Rollout, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -43,10 +42,9 @@ class Experience(Collected):
     each, or (B, 1)."""
     keep: Tensor  # (B,)
     active: Tensor  # (B,)
-    turn_advantages: Tensor | None = None  # (B, K), 0 behind an episode's last turn; under turn supervision
     observed: Tensor | None = None  # (P, G) tokens of observations, over the global batch
-    teacher: TeacherScores | None = None
-    """Scores by teachers, for an objective that distils."""
+    teacher: TeacherScores = field(default_factory=TeacherScores)
+    """Scores by teachers, where the objective asks for them."""
 
     @property
     def rollout(self) -> Rollout:
@@ -55,6 +53,15 @@ class Experience(Collected):
     def with_tokens(self, **tokens: Tensor) -> Experience:
         """The same with other tensors of tokens, such as ``old_logprobs``."""
         return replace(self, tokens={**self.tokens, **tokens})
+
+    @property
+    def turn_advantages(self) -> Tensor | None:
+        """(B, K), 0 behind an episode's last turn, where turns are credited."""
+        if self.turns is None:
+            return None
+        index, turns = self.turns.index, self.turns.present.shape[1]
+        found = self.advantages.new_zeros(len(index), turns + 1)  # the last column for tokens of no turn
+        return found.scatter(1, index.masked_fill(index == NO_TURN, turns), self.advantages)[:, :turns]
 
     @property
     def old_logprobs(self) -> Tensor | None:
@@ -86,7 +93,7 @@ class ExperienceMaker:
         teachers: Teachers | SelfTeacher | None = None,
     ) -> Experience:
         """Scores the samples under policy, reference and teachers where the objective needs it, and assesses them."""
-        rollout = collected.samples.rollout
+        rollout, needs = collected.samples.rollout, self.algorithm.needs
         self.budget.check(rollout, self.collective)
         with stopwatch(collected.seconds, "logprobs"):
             forced = self._teacher_forced(policy, reference, rollout)
@@ -98,39 +105,36 @@ class ExperienceMaker:
         rates = collected.rates or pass_rates(prompts, values, rewards, self.collective)
         rows = len(rollout.finish_reasons)
         mine = slice(self.collective.rank * rows, (self.collective.rank + 1) * rows)
-        keep, active = (of_all.flatten()[mine] for of_all in (statistics.keep, statistics.active))
-        kept = rollout.action_mask & keep.unsqueeze(1)
-        advantages = statistics.advantages.flatten()[mine].unsqueeze(1)
-        if collected.steps is not None:
-            step_values, step_ends = collected.steps
-            width = rollout.completion_ids.shape[1]
-            advantages = self.algorithm.process_advantages(step_values=step_values, step_ends=step_ends, width=width)
-        by_turn = None
-        if collected.turns is not None:
-            valid = statistics.valid.flatten()[mine]
-            by_turn = self.algorithm.turn_advantages(**vars(collected.turns), valid=valid).to(statistics.rewards.dtype)
-            advantages = spread_over_tokens(by_turn, rollout.turn_index)
-            active = active & (advantages.any(dim=1) | (not self.algorithm.skips_zeros))
-        entropy = forced.pop("entropy", None)
-        known = {"advantages": advantages} | ({} if entropy is None else {"entropy": entropy})
-        step = collected.samples.step
-        tokens = dict(forced)  # `ref_logprobs` are logged as `kl` even without such a loss
-        if self.algorithm.needs_sampling_logprobs:
-            tokens["sampling_logprobs"] = rollout.sampling_logprobs
-        if self.algorithm.needs_entropy_mask and entropy is not None:
-            tokens["entropy_mask"] = self._entropy_mask(entropy, kept)
-        if self.algorithm.needs_covariance:
-            tokens["covariance_mask"] = self._covariance_mask(forced["old_logprobs"], advantages, kept, step)
-        tokens |= prepared(
-            self.algorithm.active_terms,
-            CollectedTokens(tokens=tokens | known, kept=kept, step=step, ranks=self.collective),
+        keep, active, valid = (
+            of_all.flatten()[mine] for of_all in (statistics.keep, statistics.active, statistics.valid)
         )
-        taught = self._taught(policy, teachers, collected)
-        if taught is not None and taught.logprobs is not None:
-            tokens["teacher_logprobs"] = taught.logprobs
-        if taught is not None and taught.taught is not None:
-            tokens["taught"] = taught.taught.unsqueeze(1)
-        if self.algorithm.needs_likely and rollout.top_ids is not None and rollout.top_logprobs is not None:
+        advantages = statistics.advantages.flatten()[mine].unsqueeze(1)
+        entropy = forced.pop("entropy", None)
+        tokens = dict(forced)  # `ref_logprobs` are logged as `kl` even without such a loss
+        if needs.sampling_logprobs:
+            tokens["sampling_logprobs"] = rollout.sampling_logprobs
+        known = {"advantages": advantages} | ({} if entropy is None else {"entropy": entropy})
+        of_rollout = CollectedTokens(
+            tokens=tokens | known,
+            kept=rollout.action_mask & keep.unsqueeze(1),
+            step=collected.samples.step,
+            ranks=self.collective,
+            grouping=self.algorithm.grouping,
+            valid=valid,
+            steps=collected.steps,
+            turns=collected.turns,
+        )
+        of_rollout = credited(self.algorithm.active_terms, of_rollout)
+        if of_rollout.tokens["advantages"] is not advantages:
+            advantages = of_rollout.tokens["advantages"]
+            active = active & (advantages.any(dim=1) | (not self.algorithm.skips_zeros))
+        tokens |= prepared(self.algorithm.active_terms, of_rollout)
+        taught = TeacherScores()
+        if teachers is not None:
+            with stopwatch(collected.seconds, "teacher"):
+                taught = teachers.score(policy, collected, self.algorithm, self._scorer)
+        tokens |= taught.tokens()
+        if needs.top_logprobs and rollout.top_ids is not None and rollout.top_logprobs is not None:
             tokens["top_ids"], tokens["sampling_top_logprobs"] = rollout.top_ids, rollout.top_logprobs
             tokens["top_is_drawn"] = rollout.top_ids == rollout.completion_ids.unsqueeze(2)
         return Experience(
@@ -145,19 +149,8 @@ class ExperienceMaker:
             tokens=tokens,
             keep=keep,
             active=active,
-            turn_advantages=by_turn,
             teacher=taught,
         )
-
-    def _taught(
-        self, policy: PreTrainedModel, teachers: Teachers | SelfTeacher | None, collected: Collected
-    ) -> TeacherScores | None:
-        if teachers is None:
-            return None
-        with stopwatch(collected.seconds, "teacher"):
-            if isinstance(teachers, SelfTeacher):
-                return teachers.score(policy, collected, self.algorithm, self._scorer)
-            return teachers.score(collected.samples, self.algorithm, self._scorer)
 
     def _statistics(
         self, collected: Collected, forced: Mapping[str, Tensor], *, values: Tensor, lengths: Tensor, truncated: Tensor
@@ -165,11 +158,11 @@ class ExperienceMaker:
         """Advantages over the global batch."""
         algorithm, scored, rollout = self.algorithm, collected.scored, collected.samples.rollout
         mask, extra = rollout.action_mask, dict[str, Tensor]()
-        if algorithm.needs_correct:
+        if algorithm.needs.correct:
             extra["correct"] = self._grouped(lengths.new_tensor([bool(c) for c in scored.correct()]).bool())
         if collected.greedy is not None:
             extra["greedy_values"] = gathered_values(collected.greedy, lengths.device, self.collective)
-        if algorithm.needs_sequence_kl:
+        if algorithm.kl_in_reward:
             gap = forced["old_logprobs"] - forced["ref_logprobs"]
             extra["sequence_kl"] = self._grouped((gap * mask).sum(dim=1))
         for name, tensor in forced.items():
@@ -189,19 +182,6 @@ class ExperienceMaker:
         """(P, G) over the global batch, of this rank's (B,)."""
         return self.collective.gather_rows(rows).view(-1, self.algorithm.group_size)
 
-    def _entropy_mask(self, entropy: Tensor, kept: Tensor) -> Tensor:
-        """(B, T) bool: the tokens of highest entropy over the global batch, which alone carry the policy term."""
-        return entropy >= self.algorithm.entropy_threshold(self.collective.gather_values(entropy[kept]))
-
-    def _covariance_mask(self, old: Tensor, advantages: Tensor, kept: Tensor, step: int) -> Tensor:
-        """(B, T) bool: this rank's part of the tokens that Clip-Cov or KL-Cov chooses over the global batch."""
-        own = (old[kept], advantages.expand_as(kept)[kept])
-        logprobs, advantages_of_all = (self.collective.gather_values(values) for values in own)
-        chosen = self.algorithm.high_covariance(logprobs, advantages_of_all, step=step)
-        mask = torch.zeros_like(kept)
-        mask[kept] = self.collective.own_values(chosen, int(kept.sum()), kept.device)
-        return mask
-
     def _teacher_forced(
         self, policy: PreTrainedModel, reference: PreTrainedModel | None, rollout: Rollout
     ) -> dict[str, Tensor]:
@@ -209,9 +189,10 @@ class ExperienceMaker:
         asks for them."""
         forced: dict[str, Tensor] = {}
         rows = torch.arange(len(rollout.prompt_ids), device=rollout.prompt_ids.device)
-        if self.algorithm.needs_old_logprobs or self.algorithm.needs_old_entropy:
-            old, entropy = self._scorer.logprobs(policy, rollout, rows, entropy=self.algorithm.needs_old_entropy)
-            if self.algorithm.needs_old_logprobs:
+        needs = self.algorithm.needs
+        if needs.old_logprobs or needs.old_entropy:
+            old, entropy = self._scorer.logprobs(policy, rollout, rows, entropy=needs.old_entropy)
+            if needs.old_logprobs:
                 forced["old_logprobs"] = old
             if entropy is not None:
                 forced["entropy"] = entropy

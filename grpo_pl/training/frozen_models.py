@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from grpo_pl.distributed.sharding import (
 )
 from grpo_pl.functional.logprobs import TaughtTokens
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.objective.needs import Teaching
 from grpo_pl.policy.loading import context_length, load_model, load_tokenizer
 from grpo_pl.policy.logprobs import Head
 from grpo_pl.policy.lora import has_adapters
@@ -32,7 +33,7 @@ from grpo_pl.policy.teacher import PROMPTS_COMPARED, TeacherConfig, check_same_t
 from grpo_pl.policy.teacher_server import served_logprobs
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.weights import is_sharded
-from grpo_pl.rollout.sampler import Samples
+from grpo_pl.training.collect import Collected
 from grpo_pl.training.microbatches import Scorer, longest_segment
 from grpo_pl.training.vocabulary import first_prompts
 from grpo_pl.types import Rollout
@@ -64,9 +65,9 @@ class Reference:
             self.model = policy  # scored with its adapters off
         else:
             raise ValueError(
-                "algorithm.reference refreshed and teacher_weights average need a copy of the policy, which "
-                "policy.lora does without: set reference frozen and ref_update_every null, teacher_weights start or "
-                "live, or lora null."
+                "a refreshed reference and an average of the policy as its teacher are copies of the policy, which "
+                "policy.lora does without: set reference frozen and ref_update_every null, the teacher's weights "
+                "start or live, or lora null."
             )
 
     @torch.no_grad()
@@ -97,8 +98,8 @@ class Reference:
             load_whole_state_dict(self.model, state)
         elif self.rate < 1.0:
             raise ValueError(
-                "the checkpoint has no average of the policy (model.algorithm.teacher_weights): resume with the "
-                "teacher_weights of its run."
+                "the checkpoint has no average of the policy as its teacher: resume with the teacher's weights of its "
+                "run."
             )
 
 
@@ -112,25 +113,26 @@ def teacher_configs(teacher: TeacherConfig | None, teachers: Mapping[str, Any] |
 
 def check_teachers(configs: Configs, algorithm: GRPOAlgorithm, *, temperature: float) -> None:
     """Refuses an objective that has no teacher, or asks one for what it cannot give."""
-    if not algorithm.needs_teacher:
+    asked = algorithm.needs.teacher
+    if asked is None:
         return
-    if algorithm.teaches_itself:
+    if asked.of_itself:
         if configs:
             raise ValueError(
-                f"model.algorithm.teacher_weights is {algorithm.teacher_weights}, so that the policy is its own "
-                "teacher: set model.teacher and model.teachers null, or teacher_weights model."
+                f"the policy is its own teacher (weights {asked.weights}): set model.teacher and model.teachers null, "
+                "or take the term Distillation."
             )
         return
     if not configs:
         raise ValueError(
-            "the objective learns from a teacher (model.algorithm.supervision or distillation), and there is none: set "
+            "the objective learns from a teacher (a term of model.algorithm.terms), and there is none: set "
             "model.teacher.path to a model of the hub, a folder or the export of a run."
         )
     served = [config for config in configs.values() if config.url is not None]
-    if served and algorithm.needs_divergence:
+    if served and asked.whole:
         raise ValueError(
-            f"model.algorithm.distillation {algorithm.distillation} needs the teacher's whole distributions, and the "
-            f"server {served[0].url} gives those of single tokens: set supervision token and distillation none."
+            f"a divergence needs the teacher's whole distributions, and the server {served[0].url} gives those of "
+            "single tokens: set the term's divergence none."
         )
     if served and temperature != 1:
         raise ValueError(
@@ -160,32 +162,42 @@ def check_for_data(
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherScores:
-    """Scores of this rank's samples by their teachers."""
+    """Scores of this rank's samples by their teachers; by default there is none."""
 
-    owners: Sequence[str]  # B, the name of each row's teacher
+    owners: Sequence[str] = ()  # B, the name of each row's teacher
     logprobs: Tensor | None = None  # (B, T), of the policy's tokens
     taught: Tensor | None = None  # (B,) bool, the rows that have a teacher; None: all
     states: Sequence[Tensor] = ()  # B of (tokens, H') on the CPU: inputs of the head of the row's teacher
-    heads: Mapping[str, Head] | None = None
+    heads: Mapping[str, Head] = field(default_factory=dict)  # where whole distributions are compared
+    asked: Teaching = field(default_factory=Teaching)
+
+    def tokens(self) -> dict[str, Tensor]:
+        """What the loss is given of them."""
+        found = {} if self.logprobs is None else {"teacher_logprobs": self.logprobs}
+        return found if self.taught is None else {**found, "taught": self.taught.unsqueeze(1)}
 
     def heads_on(self, device: torch.device) -> TeacherScores:
         """The same with its heads, which a whole update uses, on a device."""
         moved = {
             name: Head(head.weight.to(device), None if head.bias is None else head.bias.to(device))
-            for name, head in (self.heads or {}).items()
+            for name, head in self.heads.items()
         }
         return replace(self, heads=moved)
 
-    def tokens(self, rows: Tensor, mix: float, top_k: int) -> TaughtTokens:
-        """The tokens of some rows, which share a teacher, for `update_scores`."""
-        assert self.heads is not None, "the objective asked for no distributions"
+    def distributions(self, rows: Tensor) -> TaughtTokens | None:
+        """The distributions at the tokens of some rows, which share a teacher, for `update_scores`; None where
+        log-probabilities suffice."""
+        if not self.asked.whole:
+            return None
         chosen = rows.tolist()
         weight, bias = self.heads[self.owners[chosen[0]]]
         hidden = torch.cat([self.states[row] for row in chosen]).to(weight.device)
-        return TaughtTokens(hidden, weight, bias, mix, top_k)
+        return TaughtTokens(hidden, weight, bias, self.asked.mix, self.asked.top_k)
 
     def split(self, rows: Tensor) -> list[Tensor]:
-        """``rows`` by teacher, in their order."""
+        """``rows`` by teacher, whose head a micro-batch has, in their order; all of them where there is no head."""
+        if not self.asked.whole:
+            return [rows]
         owned: dict[str, list[int]] = {}
         for row in rows.tolist():
             owned.setdefault(self.owners[row], []).append(row)
@@ -216,8 +228,11 @@ class Teachers:
                 loaded[config] = model
             self._models[name] = loaded[config]
 
-    def score(self, samples: Samples, algorithm: GRPOAlgorithm, scorer: Scorer) -> TeacherScores:
+    def score(
+        self, policy: PreTrainedModel, collected: Collected, algorithm: GRPOAlgorithm, scorer: Scorer
+    ) -> TeacherScores:
         """This rank's samples under the teacher of each; all ranks call it."""
+        samples, asked = collected.samples, algorithm.needs.teacher or Teaching()
         rollout, collective = samples.rollout, scorer.collective
         owners = [self._owner(problem.source) for problem in samples.per_row]
         logprobs = torch.zeros_like(rollout.sampling_logprobs)
@@ -234,14 +249,14 @@ class Teachers:
             longest = collective.max(longest_segment(rollout), logprobs.device)  # all ranks raise, or none
             _check_length(longest, self._models[name], self.configs[name])
             with _on_device(self._models[name], logprobs.device) as model:
-                if algorithm.needs_divergence:
+                if asked.whole:
                     found, heads[name] = scorer.head_states(model, rollout, rows)
                     for row in rows.tolist():
                         states[row] = found[row]
                 else:
                     logprobs += scorer.logprobs(model, rollout, rows, of_teacher=True)[0]
-        if algorithm.needs_divergence:
-            return TeacherScores(owners=owners, states=states, heads=heads)
+        if asked.whole:
+            return TeacherScores(owners=owners, states=states, heads=heads, asked=asked)
         return TeacherScores(owners=owners, logprobs=logprobs)
 
     def _owner(self, source: str) -> str:

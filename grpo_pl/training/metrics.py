@@ -57,6 +57,9 @@ class StepLog:
 
         Args:
             more: the metrics of callbacks and of other parts of the run.
+
+        Raises:
+            ValueError: a term of the objective has a metric of a name that is taken.
         """
         metrics = experience_metrics(experience, self._rewards, collective, self._reflection_words)
         broken = broken_share(metrics, self._rewards, experience.lengths.numel())
@@ -68,9 +71,8 @@ class StepLog:
             )
         self._warn_of_rewards_without_values(metrics)
         self._tokens_seen += int(experience.lengths.sum())
-        metrics |= {
-            **collective.ratios(result.sums),
-            **more,
+        of_tokens = collective.ratios(result.sums)
+        own = {
             "num_tokens": float(self._tokens_seen),
             "lr": lr,
             "updates/skipped": float(result.skipped),
@@ -79,7 +81,12 @@ class StepLog:
         }
         for name, values in (("loss", result.losses), ("grad_norm", result.grad_norms)):
             if values:
-                metrics[name] = sum(values) / len(values)
+                own[name] = sum(values) / len(values)
+        if twice := sorted(of_tokens.keys() & {*metrics, *own}):
+            raise ValueError(
+                f"{twice[0]} is a metric of a term of model.algorithm.terms and logged already: name it otherwise."
+            )
+        metrics |= {**of_tokens, **more, **own}
         return metrics | logged_means(experience.scored.metrics, collective, {*metrics, "step"})
 
     def check_divergence(self, taken: Sequence[bool], most: int) -> None:

@@ -20,6 +20,7 @@ from grpo_pl.environments.base import Environment
 from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.evaluation.held_out import Validation
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.objective.terms.states import TermStates
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.dropout import switch_noise_off
 from grpo_pl.policy.loading import PolicyConfig, load_tokenizer
@@ -41,7 +42,7 @@ from grpo_pl.training.frozen_models import Teachers, check_for_data, teacher_con
 from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.metrics import REFLECTION_WORDS, StepLog, without_value
 from grpo_pl.training.microbatches import TokenBudget
-from grpo_pl.training.optimization import EntropyControl, Optimization
+from grpo_pl.training.optimization import Optimization
 from grpo_pl.training.partial_rollouts import PartialRollouts
 from grpo_pl.training.policy_module import PolicyModule
 from grpo_pl.training.scoring_models import ScoringModels
@@ -122,7 +123,7 @@ class GRPOModule(PolicyModule):
             privileged=privileged,
             max_tokens_per_microbatch=max_tokens_per_microbatch,
         )
-        self.sampling = replace(sampling, top_logprobs=algorithm.trust_region_top_k)
+        self.sampling = replace(sampling, top_logprobs=algorithm.needs.top_logprobs)
         self.budget = TokenBudget(configured=max_tokens_per_microbatch)
         self.pool = None if environment is None else EnvironmentPool(environment, episodes)
         self._default_engine = self.engine if engine is None else None
@@ -133,7 +134,7 @@ class GRPOModule(PolicyModule):
         self.source: RolloutSource = SynchronousRollouts()
         """Where completions come from; chosen again for each fit."""
         self._step_log = StepLog(rewards, reflection_words)
-        self._entropy_control = EntropyControl()
+        self._term_states = TermStates()
 
     # --- building ---------------------------------------------------------------------------------------------------
 
@@ -224,15 +225,15 @@ class GRPOModule(PolicyModule):
             shard(policy, sharding)
         if sharding:
             self._scoring.shard(sharding)
-        if training and self.algorithm.needs_teacher and self._scoring.teacher is None:
+        if training and self.algorithm.needs.teacher and self._scoring.teacher is None:
             self.check_teachers(self._data)
             self._scoring.teachers = Teachers(self.teacher_configs, self.tokenizer, sharding)
 
     def check_teachers(self, data: RolloutDataModule) -> None:
         """Refuses teachers that lack a part of the data, or would read other tokens than the policy writes."""
-        if self.algorithm.teaches_itself and self.privileged is not None:  # one without the other is refused
+        if self.privileged is not None:
             self.privileged.check_columns(first_prompts(data), self.rewards)
-        elif self.algorithm.needs_teacher:
+        elif self.algorithm.needs.teacher:
             check_for_data(self.teacher_configs, data, load_tokenizer(self.policy_config), self.template)
 
     @property
@@ -318,8 +319,7 @@ class GRPOModule(PolicyModule):
         result = self._policy_update(experience.samples.step).run(
             self.require_policy(), optimizer, experience, self._backward
         )
-        if self.algorithm.entropy_target is not None:
-            self._entropy_control.observe(self.algorithm, self.collective.ratios(result.sums).get("entropy"))
+        self._term_states.observe(self.algorithm, partial(self.collective.ratios, result.sums))
         return result
 
     def _experience_maker(self) -> ExperienceMaker:
@@ -332,12 +332,12 @@ class GRPOModule(PolicyModule):
         )
 
     def _policy_update(self, step: int) -> PolicyUpdate:
-        demonstrated = None
+        more: dict[str, Any] = {}
         if self.demonstrations is not None:
             of_step, source, dialogue = self.demonstrations.of_step, self._data.source, self.sampler.dialogue
-            demonstrated = partial(of_step, step, algorithm=self.algorithm, source=source, dialogue=dialogue)
+            more["beside"] = partial(of_step, step, algorithm=self.algorithm, source=source, dialogue=dialogue)
         return PolicyUpdate(
-            algorithm=self._entropy_control.objective(self.algorithm),
+            algorithm=self._term_states.adapted(self.algorithm),
             optimization=self.optimization,
             temperature=self.sampling.temperature,
             max_completion_length=self.longest_completion,
@@ -345,9 +345,9 @@ class GRPOModule(PolicyModule):
             seed=self.seed,
             collective=self.collective,
             report=self._report,
-            demonstrated=demonstrated,
             pad_token_id=int(self.tokenizer.pad_token_id),
             after_step=lambda: self._step_schedulers("step", self.trainer.global_step),
+            **more,
         )
 
     def _backward(self, loss: Tensor, last: bool) -> None:
@@ -359,7 +359,8 @@ class GRPOModule(PolicyModule):
         more: dict[str, float] = {}
         for callback in self._step_callbacks:
             more |= callback.step_metrics(self.trainer, self, experience)
-        more |= self._weight_sync.metrics | self.source.metrics(experience) | self._entropy_control.step_metrics()
+        more |= self._weight_sync.metrics | self.source.metrics(experience)
+        more |= self._term_states.metrics(self.algorithm)
         step = experience.samples.step
         lr = float(cast(torch.optim.Optimizer, self.optimizers()).param_groups[0]["lr"])
         metrics = self._step_log.metrics(experience, result, self.collective, more=more, lr=lr, step_seconds=seconds)
@@ -387,14 +388,14 @@ class GRPOModule(PolicyModule):
         super().on_save_checkpoint(checkpoint)
         checkpoint |= self._step_log.state_dict() | self._scoring.state_dict()
         checkpoint["token_budget"] = self.budget.state_dict()
-        checkpoint["entropy_control"] = self._entropy_control.state_dict()
+        checkpoint["terms"] = self._term_states.state_dict()
         checkpoint |= self.source.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         checks.warn_of_earlier_rules(checkpoint, str(self.trainer.precision))
         self._step_log.load_state_dict(checkpoint)
-        self._entropy_control.load_state_dict(checkpoint.get("entropy_control", {}))
+        self._term_states.load_state_dict(checkpoint)
         self.budget.load_state_dict(checkpoint.get("token_budget", TokenBudget().state_dict()))
         if self.trainer.training:
             self.source.load_state_dict(checkpoint)

@@ -117,7 +117,7 @@ class PartialRolloutBuffer(RolloutSource):
             "model.algorithm.dynamic_sampling": algorithm.dynamic_sampling,
             "model.sampling.thinking_budget": sampling.thinking_budget is not None,
             "model.sampling.sampling_mask": sampling.sampling_mask,
-            "model.algorithm.trust_region_top_k": algorithm.needs_likely,
+            "top_logprobs of model.algorithm.terms": algorithm.needs.top_logprobs > 0,
         }
         for name, there in others.items():
             if there:

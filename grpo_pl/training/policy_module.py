@@ -182,7 +182,9 @@ class PolicyModule(LightningModule):
     def _needs_start_weights(self) -> bool:
         """A checkpoint brings the policy's weights; a reference, and a teacher of that kind, is the policy's start."""
         frozen = self.policy_config.quantization is not None  # a checkpoint holds what was trained alone
-        return frozen or self.trainer.ckpt_path is None or (self.algorithm.needs_start and self.trainer.training)
+        return (
+            frozen or self.trainer.ckpt_path is None or (self.algorithm.needs.start_weights and self.trainer.training)
+        )
 
     def _load_policy(self, *, sharded: bool) -> None:
         """Loads tokenizer and policy; its weights are those of the cold start, where there is one."""

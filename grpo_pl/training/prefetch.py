@@ -181,7 +181,7 @@ class PrefetchedRollouts(RolloutSource):
     def launch(self, step: int) -> None:
         """Begins to draw the rollouts up to ``data.staleness`` steps behind ``step``, unless they are under way."""
         collector, policy = self._collector, self._policy
-        greedy = collector.algorithm.needs_greedy_baseline and not collector.algorithm.dynamic_sampling
+        greedy = collector.algorithm.needs.greedy_values and not collector.algorithm.dynamic_sampling
 
         def draw(prompts: Sequence[Problem], step: int, progress: ProgressFn, should_stop: Callable[[], bool]) -> Draws:
             """Runs in the thread, on this rank alone."""
@@ -309,11 +309,11 @@ class PrefetchedRollouts(RolloutSource):
         algorithm, episodes = self._collector.algorithm, self._collector.sampler.pool is not None
         for state in states:
             samples = state["samples"]
-            recorded = "top_ids" in samples["tensors"], algorithm.needs_likely
+            recorded = "top_ids" in samples["tensors"], algorithm.needs.top_logprobs > 0
             fields = {
                 "model.algorithm.group_size": (samples["group_size"], algorithm.group_size),
                 "data.prompts_per_step": (len(samples["problems"]), self._data.prompt_count),
-                "model.algorithm.trust_region_top_k": tuple("above 0" if there else "0" for there in recorded),
+                "top_logprobs of model.algorithm.terms": tuple("above 0" if there else "0" for there in recorded),
                 "model.environment": ("null" if samples["episodes"] is None else "set", "set" if episodes else "null"),
             }
             for name, (before, now) in fields.items():

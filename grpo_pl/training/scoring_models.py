@@ -35,12 +35,13 @@ class ScoringModels:
         sampler: CompletionSampler,
     ) -> None:
         """Makes the copies of the policy that the objective asks for, and that an earlier fit has not made."""
-        if algorithm.needs_reference and self.reference is None:
+        needs = algorithm.needs
+        if needs.ref_logprobs and self.reference is None:
             self.reference = Reference(policy, algorithm.ref_update_every)
-        weights = algorithm.teacher_weights
-        if privileged is not None and weights != "model" and self.self_teacher is None:
+        if privileged is not None and needs.teacher is not None and self.self_teacher is None:
+            weights, rate = needs.teacher.weights, needs.teacher.rate
             self.self_teacher = SelfTeacher(
-                policy, weights=weights, rate=algorithm.teacher_rate, text=privileged, dialogue=sampler.dialogue
+                policy, weights=weights, rate=rate, text=privileged, dialogue=sampler.dialogue
             )
 
     @property

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.objective.needs import TeacherWeights, Teaching
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.loading import context_length
 from grpo_pl.policy.lora import adapters_off
@@ -25,8 +26,6 @@ from grpo_pl.types import Conversation, Rollout
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Weights = Literal["start", "live", "average"]
-
 
 class SelfTeacher:
     """The policy as a teacher of itself.
@@ -40,7 +39,7 @@ class SelfTeacher:
     """
 
     def __init__(
-        self, policy: PreTrainedModel, *, weights: Weights, rate: float, text: PrivilegedText, dialogue: Dialogue
+        self, policy: PreTrainedModel, *, weights: TeacherWeights, rate: float, text: PrivilegedText, dialogue: Dialogue
     ) -> None:
         self.text, self.dialogue = text, dialogue
         self.copy: Reference | None = None
@@ -52,9 +51,11 @@ class SelfTeacher:
         self, policy: PreTrainedModel, collected: Collected, algorithm: GRPOAlgorithm, scorer: Scorer
     ) -> TeacherScores:
         """This rank's samples as the teacher sees them; all ranks call it."""
-        samples = collected.samples
-        asked = [self.text.asked(p, found) for p, found in zip(samples.per_row, self._found(collected), strict=True)]
-        rollout = self._with_prompts(samples, asked)
+        samples, asked = collected.samples, algorithm.needs.teacher or Teaching()
+        questions = [
+            self.text.asked(p, found) for p, found in zip(samples.per_row, self._found(collected), strict=True)
+        ]
+        rollout = self._with_prompts(samples, questions)
         device = rollout.completion_ids.device
         longest, context = scorer.collective.max(longest_row(rollout), device), context_length(policy.config)
         if context is not None and longest > context:
@@ -63,14 +64,15 @@ class SelfTeacher:
                 f"context {context}: shorten model.privileged.texts, or lower model.sampling.max_completion_length."
             )
         scorer.budget.check(rollout, scorer.collective)
-        rows, owners = torch.arange(len(asked), device=device), [EVERY_SOURCE] * len(asked)
-        taught = torch.tensor([each is not None for each in asked], device=device)
+        rows, owners = torch.arange(len(questions), device=device), [EVERY_SOURCE] * len(questions)
+        taught = torch.tensor([each is not None for each in questions], device=device)
         model = policy if self.copy is None else self.copy.model
         with nullcontext() if self.copy is None else adapters_off(model):
-            if algorithm.needs_divergence:
+            if asked.whole:
                 states, head = scorer.head_states(model, rollout, rows)
-                listed = [states[row] for row in range(len(asked))]
-                return TeacherScores(owners=owners, states=listed, heads={EVERY_SOURCE: head}, taught=taught)
+                listed = [states[row] for row in range(len(questions))]
+                heads = {EVERY_SOURCE: head}
+                return TeacherScores(owners=owners, states=listed, heads=heads, taught=taught, asked=asked)
             logprobs, _ = scorer.logprobs(model, rollout, rows, of_teacher=True)
         logprobs = logprobs.to(rollout.sampling_logprobs.dtype)
         return TeacherScores(owners=owners, logprobs=logprobs, taught=taught)

@@ -15,7 +15,7 @@ from grpo_pl.distributed.collective import Collective
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.logprobs import update_scores
-from grpo_pl.training.demonstrated import Demonstrated
+from grpo_pl.training.beside import Beside, Sums
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.microbatches import TokenBudget, rollout_rows
 from grpo_pl.training.optimization import Optimization
@@ -23,10 +23,6 @@ from grpo_pl.training.progress import ProgressCallback, stopwatch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-Sums = dict[str, tuple[Tensor, Tensor]]
-"""Metric name -> (sum, count), both to be added over micro-batches and ranks."""
-
 
 Backward = Callable[[Tensor, bool], None]
 """Adds the gradient of a micro-batch; true for the last of a step, when those of other processes have to join."""
@@ -65,10 +61,10 @@ class PolicyUpdate:
     seed: int
     collective: Collective
     report: ProgressCallback
-    demonstrated: Callable[[int], Demonstrated] | None = None
-    """The demonstrations of an optimiser step of the rollout, by its number."""
+    beside: Callable[[int], Beside] = lambda number: Beside()
+    """What an optimiser step of the rollout learns from besides, by its number."""
     pad_token_id: int = 0
-    after_step: Callable[[], None] | None = None
+    after_step: Callable[[], None] = lambda: None
     """Called after each optimiser step that was taken."""
 
     def run(
@@ -79,8 +75,7 @@ class PolicyUpdate:
         backward: Backward,
     ) -> UpdateResult:
         """Takes the optimiser steps in place. A step whose loss or gradient is not finite is skipped and counted."""
-        if experience.teacher is not None:
-            experience = replace(experience, teacher=experience.teacher.heads_on(experience.keep.device))
+        experience = replace(experience, teacher=experience.teacher.heads_on(experience.keep.device))
         sums: Sums = {}
         seconds: dict[str, float] = {}
         losses, norms, taken = [], [], []
@@ -88,12 +83,9 @@ class PolicyUpdate:
         for number, rows in enumerate(self._minibatches(experience)):
             self.report("update", number, steps)
             report = partial(self.report, "update", number, steps)
-            shown = None if self.demonstrated is None else self.demonstrated(number)
-            if shown is not None:
-                share = torch.tensor([shown.share, 1.0], dtype=torch.float64, device=experience.keep.device)
-                sums = _added(sums, {"demonstration/share": (share[0], share[1])})
-                shown = shown if shown.share > 0.0 else None
-            accumulate = partial(self._accumulate, policy, experience, rows, backward, report, shown)
+            beside = self.beside(number)
+            sums = _added(sums, beside.metrics(experience.keep))
+            accumulate = partial(self._accumulate, policy, experience, rows, backward, report, beside)
             with stopwatch(seconds, "backward"):
                 found = self.budget.within_memory(accumulate, experience.rollout, self.collective)
             if found is None:
@@ -108,8 +100,7 @@ class PolicyUpdate:
                 taken.append(bool(torch.isfinite(norm) and torch.isfinite(loss)))
                 if taken[-1]:
                     optimizer.step()
-                    if self.after_step is not None:
-                        self.after_step()
+                    self.after_step()
         policy.zero_grad(set_to_none=True)
         self.report("update", steps, steps)
         return UpdateResult(sums=sums, losses=losses, grad_norms=norms, taken=taken, seconds=seconds)
@@ -133,7 +124,7 @@ class PolicyUpdate:
         rows: Tensor,
         backward: Backward,
         report: Callable[[str], None],
-        shown: Demonstrated | None = None,
+        beside: Beside,
     ) -> tuple[Tensor, Sums] | None:
         """Gradients of one optimiser step, from the start; its loss over all ranks and the metrics of this rank, or
         None if nothing carries a gradient."""
@@ -147,32 +138,28 @@ class PolicyUpdate:
         local = rows - experience.first_row
         local = local[(local >= 0) & (local < len(experience.keep))]
         local = local[experience.active[local]].sort().values  # rows of one prompt lie side by side, and share it
-        taught = experience.teacher if self.algorithm.needs_divergence else None
-        shares = [local] if taught is None else taught.split(local)  # a micro-batch has one teacher's head
+        shares = experience.teacher.split(local)
         parts = [part for share in shares for part in self.budget.cut(experience.rollout, share, policy)]
         # every rank makes equally many forwards and backwards, or collectives inside them would hang
         rounds = self.collective.max(len(parts), device)
-        examples = [] if shown is None else shown.parts(self.budget.tokens or 1, self.collective)
-        further = 0 if shown is None else self.collective.max(len(examples), device)
+        examples = beside.parts(self.budget.tokens or 1, self.collective)
+        further = self.collective.max(len(examples), device) if beside.share > 0 else 0
         if rounds + further == 0:
             return None
 
         def losses() -> Iterator[tuple[Tensor, Sums]]:
-            own = 1.0 if shown is None else 1.0 - shown.share
             for number in range(rounds):
                 report(f"micro-batch {number + 1}/{rounds}")
                 part = parts[number] if number < len(parts) else torch.zeros(1, dtype=torch.int64, device=device)
                 weight = float(number < len(parts))
                 loss, stats = self._loss(policy, experience, part, weight, (sequences, tokens, observed))
-                yield own * loss, stats
+                yield (1.0 - beside.share) * loss, stats
             for number in range(further):
-                assert shown is not None
                 report(f"demonstrations {number + 1}/{further}")
-                some = examples[number] if number < len(examples) else shown.examples[:1]
-                weight = number < len(examples)
-                loss, stats = shown.loss(policy, some, self.algorithm, pad_token_id=self.pad_token_id)
-                counted = {name: (weight * value, weight * count) for name, (value, count) in stats.items()}
-                yield shown.share * weight * loss, counted
+                some = examples[number] if number < len(examples) else beside.filler
+                weight = float(number < len(examples))
+                loss, stats = beside.loss(policy, some, pad_token_id=self.pad_token_id)
+                yield beside.share * weight * loss, _weighted(stats, weight)
 
         total, sums = torch.zeros((), device=device, dtype=torch.float64), Sums()
         for number, (loss, stats) in enumerate(losses(), start=1):
@@ -194,27 +181,20 @@ class PolicyUpdate:
         Args:
             totals: completions, tokens of the policy and tokens of observations in the optimiser step.
         """
-        algorithm, rollout = self.algorithm, experience.rollout
+        algorithm, rollout, needs = self.algorithm, experience.rollout, self.algorithm.needs
         part = rollout_rows(rollout, rows)
         mask = part["action_mask"]  # (b, t)
         width = mask.shape[1]
         given = {**experience.tokens, "advantages": experience.advantages}
         tokens = {name: tensor[rows][:, :width] for name, tensor in given.items()} | {"mask": mask}
-        if algorithm.needs_observations:
+        if needs.observations:
             observed = rollout.observation_mask[rows][:, :width]
             part["action_mask"] = mask | observed  # they are scored as well
-        taught = None
-        if experience.teacher is not None and algorithm.needs_divergence:
-            taught = experience.teacher.tokens(rows, algorithm.divergence_mix, algorithm.distillation_top_k)
-        top_ids = tokens.pop("top_ids", None)
+        taught, top_ids = experience.teacher.distributions(rows), tokens.pop("top_ids", None)
         scores = update_scores(policy, **part, top_ids=top_ids, teacher=taught, temperature=self.temperature)
-        tokens["logprobs"] = scores.logprobs
-        tokens["entropy"] = scores.entropy if algorithm.needs_entropy else scores.entropy.detach()
-        if scores.divergence is not None:
-            tokens["divergence"] = scores.divergence
-        if scores.top_logprobs is not None:
-            tokens["top_logprobs"] = scores.top_logprobs
-        if algorithm.needs_observations:
+        tokens |= {"logprobs": scores.logprobs, **scores.further}
+        tokens["entropy"] = scores.entropy if needs.entropy else scores.entropy.detach()
+        if needs.observations:
             tokens["observation_weights"] = weight * observed.to(scores.logprobs.dtype) / max(totals[2], 1)
         weights = algorithm.token_weights(
             mask,
@@ -224,8 +204,12 @@ class PolicyUpdate:
             dtype=scores.logprobs.dtype,
         )
         output = algorithm.loss(tokens, weight * weights)
-        stats = {name: (weight * value, int(weight) * count) for name, (value, count) in output.stats.items()}
-        return output.loss, stats
+        return output.loss, _weighted(output.stats, weight)
+
+
+def _weighted(sums: Sums, weight: float) -> Sums:
+    """The sums of a micro-batch, or zeros where the weight is 0."""
+    return {name: (weight * value, int(weight) * count) for name, (value, count) in sums.items()}
 
 
 def _added(sums: Sums, more: Sums) -> Sums:

@@ -216,8 +216,12 @@ VARIANTS = {
             "group_size": 4,
             "beta": 0.0,
             "num_iterations": 2,
-            "distillation": "forward_kl",
-            "distillation_coef": 0.5,
+            "terms": {
+                "distillation": {
+                    "class_path": "grpo_pl.objective.terms.distillation.Distillation",
+                    "init_args": {"divergence": "forward_kl", "coef": 0.5},
+                }
+            },
         }
     },
 }
@@ -320,12 +324,14 @@ def test_every_shipped_configuration_can_be_built(file: Path) -> None:
 )
 def test_every_shipped_overlay_can_be_built_on_the_quickstart(overlay: Path) -> None:
     given = yaml.safe_load(overlay.read_text()).get("model", {}).get("algorithm", {})
-    taught = given.get("supervision") == "token" or given.get("distillation", "none") != "none"
-    base = CONFIGS / f"{'frozen_lake' if given.get('supervision') == 'turn' else 'quickstart'}.yaml"
-    model, _ = _built(base, overlay, options=["--model.teacher.path=teacher"] if taught else [])
+    terms = given.get("terms", {})
+    base = "frozen_lake" if terms.keys() & {"gigpo", "turn_returns", "observations"} else "quickstart"
+    options = ["--model.teacher.path=teacher"] if "distillation" in terms else []
+    model, _ = _built(CONFIGS / f"{base}.yaml", overlay, options=options)
     for name, value in given.items():
-        if name != "preset":  # no field
+        if name not in ("preset", "terms"):  # no field
             assert getattr(model.algorithm, name) == value
+    assert model.algorithm.terms.keys() == terms.keys()
 
 
 # --- help -----------------------------------------------------------------------------------------------------------

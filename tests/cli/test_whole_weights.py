@@ -91,8 +91,8 @@ def test_a_policy(fresh_command_line: Any, lacking: Path, verb: str, changes: di
 
 
 def test_a_teacher_before_the_cold_start(fresh_command_line: Any, lacking: Path) -> None:
-    algorithm = {"group_size": 4, "beta": 0.0, "supervision": "token", "distillation_alone": True}
-    algorithm |= {"baseline": "none", "scale": "none"}
+    term = {"class_path": "grpo_pl.objective.terms.distillation.Distillation", "init_args": {"alone": True}}
+    algorithm = {"group_size": 4, "beta": 0.0, "baseline": "none", "scale": "none", "terms": {"distillation": term}}
     config = fresh_command_line.config(model__teacher={"path": str(lacking)}, model__algorithm=algorithm)
     assert f"{LAYER} is missing" in _refused(fresh_command_line, "fit", f"--config={config}")
     assert not (fresh_command_line.cache / "cold_start").exists() and not fresh_command_line.runs.exists()

@@ -58,15 +58,18 @@ def settings(tmp_path: Path) -> Any:
 
 
 def test_a_preset_resets_what_stands_before_it_among_files_and_options(settings: Any) -> None:
-    before, after = {"model": {"algorithm": {"gamma": 0.9, "num_iterations": 3}}}, {"model": {"algorithm": {"beta": 1}}}
+    before, after = (
+        {"model": {"algorithm": {"std_eps": 0.9, "num_iterations": 3}}},
+        {"model": {"algorithm": {"beta": 1}}},
+    )
     named = {"model": {"algorithm": {"preset": "dr_grpo", "epsilon_high": 0.5}}}
     found = settings(before, named, after, verb="validate")
     expected = preset_fields("dr_grpo") | {"epsilon_high": 0.5, "beta": 1.0}
     expected |= {"group_size": 8, "num_iterations": 3, "num_minibatches": 1}
     assert vars(found.model.algorithm) == expected
-    options = ("--model.algorithm.preset=gspo", "--model.algorithm.preset", "dr_grpo", "--model.algorithm.gamma=0.5")
+    options = ("--model.algorithm.preset=gspo", "--model.algorithm.preset", "dr_grpo", "--model.algorithm.std_eps=0.5")
     found = settings(before, named, after, options=options)
-    assert vars(found.model.algorithm) == expected | preset_fields("dr_grpo") | {"gamma": 0.5}
+    assert vars(found.model.algorithm) == expected | preset_fields("dr_grpo") | {"std_eps": 0.5}
     assert len(found.config) == 4 and None not in found.config  # files alone
 
 

@@ -166,8 +166,8 @@ def test_a_class_that_is_no_algorithm_is_refused(config: Any) -> None:
     ],
 )
 def test_a_key_may_be_written_out(config: Any, tree: dict[str, Any]) -> None:
-    found = config({"model": {"algorithm": {"gamma": 0.5}}}, tree)
-    assert found.build("model.algorithm", GRPOAlgorithm) == GRPOAlgorithm(gamma=0.5, group_size=4, beta=0.1)
+    found = config({"model": {"algorithm": {"std_eps": 0.5}}}, tree)
+    assert found.build("model.algorithm", GRPOAlgorithm) == GRPOAlgorithm(std_eps=0.5, group_size=4, beta=0.1)
     assert "model.sampling" not in found
     assert config({"data.source": ARITHMETIC}).build("data.source", PromptSource) == ArithmeticPrompts(digits=3, seed=5)
 

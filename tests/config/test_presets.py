@@ -2,7 +2,6 @@
 
 import csv
 import json
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import yaml
 
 from grpo_pl.config.jsonargparse_adapter import Parser
 from grpo_pl.config.objects import ConfigError, build, read
-from grpo_pl.config.presets import preset_fields, preset_name, presets, with_preset_fields
+from grpo_pl.config.presets import preset_fields, preset_name, preset_values, presets, with_preset_fields
 from grpo_pl.config.shipped import CONFIGS
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.objective.fields import BUDGET
@@ -26,7 +25,7 @@ def cell(value: Any) -> str:
 
 
 def column(algorithm: GRPOAlgorithm) -> dict[str, str]:
-    return {field.name: cell(getattr(algorithm, field.name)) for field in fields(algorithm)}
+    return {name: cell(value) for name, value in algorithm.values().items()}
 
 
 def algorithm_of(*trees: dict[str, Any] | Path, folder: Path, options: tuple[str, ...] = ()) -> GRPOAlgorithm:
@@ -60,7 +59,9 @@ def test_a_preset_file_names_itself_and_says_what_differs_and_no_more() -> None:
         model = yaml.safe_load(file.read_text())["model"]
         before = ["rewards+"] if file.stem == "grpo_process" else []  # it needs a reward that scores steps
         algorithm = GRPOAlgorithm(**preset_fields(file.stem))
-        after = ["privileged"] * algorithm.teaches_itself + ["demonstrations"] * algorithm.needs_demonstrations
+        needs = algorithm.needs
+        after = ["privileged"] * bool(needs.teacher and needs.teacher.of_itself)
+        after += ["demonstrations"] * bool(needs.demonstrations)
         assert list(model) == [*before, "algorithm", *after], file
         named, *own = model["algorithm"].items()
         assert named == ("preset", file.stem)
@@ -83,22 +84,22 @@ def test_every_preset_keeps_the_budget() -> None:
     for name in presets():
         texts = [json.dumps({"model": {"algorithm": tree}}) for tree in (budget, {"preset": name})]
         found = parser.parse_args([f"--config={text}" for text in texts]).model.algorithm
-        assert vars(found) == preset_fields(name) | budget, name
+        assert vars(found) | {"terms": {}} == preset_values(name) | budget | {"terms": {}}, name
 
 
 def test_what_is_set_later_wins_and_a_preset_resets_what_was_set_before(tmp_path: Path) -> None:
     def found(*trees: dict[str, Any], options: tuple[str, ...] = ()) -> GRPOAlgorithm:
         return algorithm_of(*trees, folder=tmp_path, options=options)
 
-    first = {"gamma": 0.9, "beta": 0.5}
-    assert found(first, {"beta": 0.1}) == GRPOAlgorithm(gamma=0.9, beta=0.1)
+    first = {"std_eps": 0.9, "beta": 0.5}
+    assert found(first, {"beta": 0.1}) == GRPOAlgorithm(std_eps=0.9, beta=0.1)
     assert found(first, {"preset": "grpo"}) == GRPOAlgorithm()
     assert found({"preset": "dr_grpo"}, {"beta": 0.1}) == GRPOAlgorithm(scale="none", aggregation="constant", beta=0.1)
     assert found({"beta": 0.1, "preset": "dr_grpo"}) == GRPOAlgorithm(scale="none", aggregation="constant", beta=0.1)
     gmpo = GRPOAlgorithm(ratio_level="geometric", epsilon_low=0.4, epsilon_high=0.4, beta=0.0)
-    assert found({"preset": "dapo", "gamma": 0.9}, {"preset": "gmpo"}) == gmpo
+    assert found({"preset": "dapo", "std_eps": 0.9}, {"preset": "gmpo"}) == gmpo
     assert found({"preset": "dapo"}, options=("--model.algorithm.preset=gmpo",)) == gmpo
-    options = ("--model.algorithm.gamma=0.9", "--model.algorithm.preset=gmpo", "--model.algorithm.group_size=4")
+    options = ("--model.algorithm.std_eps=0.9", "--model.algorithm.preset=gmpo", "--model.algorithm.group_size=4")
     assert found(options=options) == GRPOAlgorithm(**preset_fields("gmpo"), group_size=4)
 
 
@@ -129,8 +130,8 @@ def test_a_preset_beside_a_class_is_told_where_it_belongs() -> None:
 
 def test_an_objective_is_known_by_its_fields_whatever_its_budget() -> None:
     for name in presets():
-        assert preset_name(preset_fields(name) | {"group_size": 5, "of_another_version": 1}) == name
-    assert preset_name(preset_fields("dapo") | {"beta": 0.1}) is None
+        assert preset_name(preset_values(name) | {"group_size": 5, "of_another_version": 1}) == name
+    assert preset_name(preset_values("dapo") | {"beta": 0.1}) is None
 
 
 def test_a_run_under_a_preset_keeps_all_fields_and_can_be_repeated(command_line: Any) -> None:

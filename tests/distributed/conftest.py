@@ -269,6 +269,11 @@ def on_two_ranks(in_processes: Calls, tmp_path: Path) -> Callable[[Callable[[Col
 
 # --- what a run may learn beside or instead of rewards --------------------------------------------------------------
 
+
+def _term(kind: str, **arguments: Any) -> dict[str, Any]:
+    return {"terms": {"own": {"class_path": f"grpo_pl.objective.terms.{kind}", "init_args": arguments}}}
+
+
 PARTS = {
     name: {
         "class_path": "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts",
@@ -278,23 +283,26 @@ PARTS = {
 }
 FEATURES: dict[str, dict[str, Any]] = {
     "demonstrated": {  # two rollouts of four optimiser steps, each of which shows five demonstrations, an odd number
-        "model.algorithm": {"beta": 0.0, "demonstration_coef": 0.5, "demonstration_weighting": "uncertain"},
+        "model.algorithm": {"beta": 0.0, **_term("chord.CHORD", coef=0.5, weighting="uncertain")},
         "model": {"demonstrations": {"batch_size": 5}},
         "data": {"steps": 2},
     },
     "bounded": {  # the second half of each rollout learned from after an update, within a narrow trust region
         "model.algorithm": {"beta": 0.0, "surrogate": "dppo_tv", "epsilon_low": 0.01, "epsilon_high": 0.01}
-        | {"trust_region_top_k": 5},
+        | _term("top_k_trust_region.TopKTrustRegion", top_k=5),
         "data": {"steps": 2},
     },
     "taught": {  # two parts, each with a teacher
-        "model.algorithm": {"beta": 0.0, "distillation": "jensen_shannon", "distillation_mix": 0.3},
+        "model.algorithm": {
+            "beta": 0.0,
+            **_term("distillation.Distillation", divergence="jensen_shannon", mix=0.3),
+        },
         "data.source": {"class_path": "grpo_pl.data.mixture.MixturePrompts", "init_args": {"parts": PARTS}},
         "data": {"allow_overlap": True, "steps": 2},
     },
     "self_taught": {  # the teacher is a moving average that reads a better sibling or the answer
-        "model.algorithm": {"beta": 0.0, "distillation": "jensen_shannon", "teacher_weights": "average"}
-        | {"teacher_rate": 0.5},
+        "model.algorithm": {"beta": 0.0}
+        | _term("self_distillation.SelfDistillation", divergence="jensen_shannon", weights="average", rate=0.5),
         "model.policy.from_scratch": {"max_position_embeddings": 96},
         "model": {"privileged": {"user": "{question}{privileged}", "texts": ["{best} ", "{answer} "]}}
         | {"max_tokens_per_microbatch": 96},

@@ -46,7 +46,7 @@ def validate_and_fit(run: Path, cache: Path, out: Path, world: int, strategy: st
     """Trains with a reference after a validation has sharded the policy."""
     os.environ["GRPO_PL_CACHE"] = str(cache)
     module, data = _parts(run)
-    assert module.algorithm.needs_reference
+    assert module.algorithm.needs.ref_logprobs
     trainer = _trainer(world, strategy)
     trainer.validate(module, data, verbose=False)
     trainer.limit_train_batches = 2

@@ -4,8 +4,6 @@ import pytest
 import torch
 
 from grpo_pl.functional.covariance import covariances, held_back, select
-from grpo_pl.objective.algorithm import GRPOAlgorithm
-from tests.losses import loss_of_tokens
 
 BOUNDS = {"low": 1.0, "high": 5.0}
 
@@ -72,21 +70,3 @@ def test_a_token_is_held_back_with_one_force_and_not_for_rounding_errors():
     held.sum().backward()
     assert held.tolist() == [0.5, 0.25, 0.0, 0.0]
     assert log_ratio.grad.tolist() == [1.0, -1.0, 0.0, 0.0]
-
-
-@pytest.mark.parametrize(("kind", "slopes"), [("clip", [0.0, -2.0, -2.0]), ("kl", [-2.0 + 0.3, -2.0, -2.0])])
-def test_only_the_chosen_tokens_learn_otherwise(kind, slopes):
-    logprobs = torch.full((1, 3), -1.0, dtype=torch.float64, requires_grad=True)
-    output = loss_of_tokens(
-        GRPOAlgorithm(beta=0.0, surrogate="unclipped", covariance=kind, covariance_kl_coef=0.3),
-        logprobs=logprobs,
-        old_logprobs=row(-1.0 - 0.1, -1.0, -1.0).unsqueeze(0),
-        advantages=torch.tensor([[2.0]]),
-        mask=torch.ones(1, 3, dtype=torch.bool),
-        weights=torch.ones(1, 3),
-        covariance_mask=torch.tensor([[True, False, False]]),
-    )
-    output.loss.backward()
-    moved = row(2.0 * (torch.e**0.1 - 1), 0.0, 0.0) if kind == "kl" else row(0.0, 0.0, 0.0)
-    torch.testing.assert_close(logprobs.grad[0], row(*slopes) - moved)
-    assert output.stats["covariance/chosen"][0].item() == 1

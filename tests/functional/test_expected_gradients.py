@@ -11,6 +11,7 @@ import torch
 from grpo_pl.functional.divergence import divergence
 from grpo_pl.functional.losses import LossOutput
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.objective.terms.distillation import Distillation
 from tests.losses import loss_of_tokens
 
 V, T, END = 3, 3, 2
@@ -218,7 +219,7 @@ def test_k1_in_the_reward_descends_the_kl_of_the_sequence():
     loss = loss_of_tokens(
         algorithm,
         logprobs=trajectory_logprobs(leaf)[rows], old_logprobs=None, advantages=result.advantages.view(-1, 1),
-        mask=MASK[rows], weights=weights * chance.unsqueeze(1),
+        mask=MASK[rows], weights=weights * chance.unsqueeze(1), ref_logprobs=log_ref[rows],
     ).loss  # fmt: skip
     gradient = torch.autograd.grad(loss, leaf)[0]
     torch.testing.assert_close(gradient, gradient_of(sequence_kl, logits, ref), rtol=1e-10, atol=1e-13)
@@ -248,12 +249,12 @@ def test_k1_in_the_loss_has_no_expected_gradient():
 
 @pytest.mark.parametrize("earlier", [False, True])
 @pytest.mark.parametrize("coef", [1.0, 0.3])
-def test_supervision_token_descends_the_kl_to_the_teacher_of_each_prefix(earlier, coef):
+def test_a_teacher_of_tokens_descends_the_kl_to_the_teacher_of_each_prefix(earlier, coef):
     """Also where an earlier policy drew the tokens: then over the prefixes that this one visits."""
     now, teacher = table(0)[0], table(1)[0]
     old = table(2)[0] if earlier else now
     algorithm = GRPOAlgorithm(
-        group_size=1, supervision="token", distillation_alone=True, distillation_coef=coef, baseline="none",
+        group_size=1, terms={"teacher": Distillation(alone=True, coef=coef)}, baseline="none",
         scale="none", surrogate="unclipped", aggregation="constant", beta=0.0,
     )  # fmt: skip
     leaf, taught = now.clone().requires_grad_(), trajectory_logprobs(teacher)
@@ -268,15 +269,16 @@ def test_supervision_token_descends_the_kl_to_the_teacher_of_each_prefix(earlier
         assert (value.item(), count.item()) == (pytest.approx(gaps[MASK].sum().item()), MASK.sum().item())
 
 
-@pytest.mark.parametrize(("distillation", "mix"), [("forward_kl", 0.5), ("reverse_kl", 0.5), ("jensen_shannon", 0.2)])
+@pytest.mark.parametrize(("distillation", "mix"), [("forward_kl", 0.0), ("reverse_kl", 1.0), ("jensen_shannon", 0.2)])
 def test_distillation_descends_the_divergence_of_each_prefix_without_a_reward(distillation, mix):
     now, teacher = table(0)[0], table(1)[0]
+    term = Distillation(divergence=distillation, mix=0.2, alone=True, coef=2.0)
     algorithm = GRPOAlgorithm(
-        group_size=1, distillation=distillation, distillation_mix=mix, distillation_alone=True, distillation_coef=2.0,
-        baseline="none", scale="none", aggregation="constant", beta=0.0,
+        group_size=1, terms={"teacher": term}, baseline="none", scale="none", aggregation="constant", beta=0.0,
     )  # fmt: skip
+    assert term.needs.teacher is not None and term.needs.teacher.mix == mix
     leaf = now.clone().requires_grad_()
-    per_state = divergence(leaf.log_softmax(-1), teacher.log_softmax(-1), mix=algorithm.divergence_mix)
+    per_state = divergence(leaf.log_softmax(-1), teacher.log_softmax(-1), mix=mix)
     found = loss_of(algorithm, leaf, now, divergence=per_state[STATE])
     gradient = torch.autograd.grad(found.loss, leaf)[0]
     if distillation == "jensen_shannon":

@@ -8,6 +8,7 @@ import torch
 
 from grpo_pl.functional.trust_region import LikelyTokens, binary_divergence, off_policy, outside, top_divergence
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.objective.terms.top_k_trust_region import TopKTrustRegion
 from tests.losses import loss_of_tokens
 
 
@@ -173,10 +174,10 @@ def test_expected_gradient_is_the_policy_gradient_of_the_tokens_inside(surrogate
 
     def gradient(bound: float) -> torch.Tensor:
         leaf = logits.clone().requires_grad_()
-        bounds = {"epsilon_low": bound, "epsilon_high": bound, "trust_region_top_k": top_k}
+        terms = {"region": TopKTrustRegion(top_k=top_k)} if top_k else {}
         now = leaf.log_softmax(-1)
         found = loss_of_tokens(
-            GRPOAlgorithm(surrogate=surrogate, beta=0.0, **bounds),
+            GRPOAlgorithm(surrogate=surrogate, beta=0.0, epsilon_low=bound, epsilon_high=bound, terms=terms),
             logprobs=now.unsqueeze(1),
             likely=LikelyTokens(now[ids], mu[ids], ids == torch.arange(5).view(5, 1, 1)) if top_k else None,
             old_logprobs=None,

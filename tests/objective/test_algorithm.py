@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from grpo_pl.config.presets import preset_fields, presets
+from grpo_pl.distributed.collective import Collective
 from grpo_pl.functional.sampling import row_key
-from grpo_pl.functional.turn_credit import spread_over_tokens
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.objective.terms.base import CollectedTokens, Turns
+from grpo_pl.objective.terms.distillation import Distillation
+from grpo_pl.objective.terms.hooks import credited, prepared
 from tests.losses import loss_of_tokens
 
 P, G, T, MAX_LENGTH = 4, 4, 6, 9
@@ -87,32 +90,38 @@ def token_advantages(algorithm: GRPOAlgorithm, batch: Batch):
         reward_weights=torch.ones(1),
         lengths=batch.lengths,
         truncated=torch.zeros(P, G, dtype=torch.bool),
-        correct=batch.rewards == 1 if algorithm.needs_correct else None,
-        greedy_values=batch.greedy.unsqueeze(0) if algorithm.needs_greedy_baseline else None,
-        sequence_kl=kl if algorithm.needs_sequence_kl else None,
+        correct=batch.rewards == 1 if algorithm.needs.correct else None,
+        greedy_values=batch.greedy.unsqueeze(0) if algorithm.needs.greedy_values else None,
+        sequence_kl=kl if algorithm.kl_in_reward else None,
         max_completion_length=MAX_LENGTH,
     )
-    if algorithm.needs_step_rewards:
-        return result, algorithm.process_advantages(step_values=batch.steps, step_ends=batch.ends, width=T)
-    if algorithm.needs_turns:
-        by_turn = algorithm.turn_advantages(
-            rewards=batch.turns,
-            present=torch.ones(P * G, 2, dtype=torch.bool),
-            states=STATES,
-            valid=result.valid.flatten(),
-            invalid_actions=torch.tensor(INVALID),
-        )
-        return result, spread_over_tokens(by_turn, batch.turn_index)
-    return result, result.advantages.view(-1, 1)
+    return result, credited(algorithm.active_terms, collected(algorithm, batch, result)).tokens["advantages"]
 
 
-def chosen_tokens(algorithm: GRPOAlgorithm, batch: Batch, result, advantages: Tensor) -> Tensor | None:
+def collected(algorithm: GRPOAlgorithm, batch: Batch, result) -> CollectedTokens:
+    """What the pipeline has before the first update."""
+    turns = Turns(
+        rewards=batch.turns,
+        present=torch.ones(P * G, 2, dtype=torch.bool),
+        states=STATES,
+        invalid_actions=torch.tensor(INVALID),
+        index=batch.turn_index,
+    )
+    return CollectedTokens(
+        tokens={"advantages": result.advantages.view(-1, 1), "old_logprobs": batch.old},
+        kept=batch.mask & result.keep.view(-1, 1),
+        step=0,
+        ranks=Collective(),
+        grouping=algorithm.grouping,
+        valid=result.valid.flatten(),
+        steps=(batch.steps, batch.ends),
+        turns=turns,
+    )
+
+
+def chosen_tokens(algorithm: GRPOAlgorithm, batch: Batch, result) -> Tensor | None:
     """(B, T), as the pipeline would choose them over all kept tokens."""
-    if not algorithm.needs_covariance:
-        return None
-    mask = batch.mask & result.keep.view(-1, 1)
-    chosen = algorithm.high_covariance(batch.old[mask], advantages.expand_as(mask)[mask], step=0)
-    return torch.zeros_like(mask).masked_scatter(mask, chosen)
+    return prepared(algorithm.active_terms, collected(algorithm, batch, result)).get("covariance_mask")
 
 
 def stand_in(logprobs: Tensor, teacher: Tensor) -> Tensor:
@@ -130,7 +139,7 @@ def our_gradient(algorithm: GRPOAlgorithm, batch: Batch, parts=None, dtype=torch
     """(loss, gradient), the batch cut into ``parts`` (lists of rows) as micro-batches."""
     result, advantages = token_advantages(algorithm, batch)
     sequences, tokens = result.totals(batch.lengths)
-    chosen = chosen_tokens(algorithm, batch, result, advantages)
+    chosen = chosen_tokens(algorithm, batch, result)
     rows = (result.active if skip else result.keep).flatten()
     leaf = batch.logprobs.to(dtype).requires_grad_()
     total = torch.zeros((), dtype=dtype)
@@ -152,12 +161,16 @@ def our_gradient(algorithm: GRPOAlgorithm, batch: Batch, parts=None, dtype=torch
                 mask=mask,
                 weights=weights,
                 ref=ref,
-                sampling_logprobs=old if algorithm.needs_sampling_logprobs else None,
+                sampling_logprobs=old if algorithm.needs.sampling_logprobs else None,
                 covariance_mask=None if chosen is None else chosen[index, :width],
-                divergence=stand_in(leaf, batch.ref.to(dtype))[index, :width] if algorithm.needs_divergence else None,
+                divergence=stand_in(leaf, batch.ref.to(dtype))[index, :width] if distils_whole(algorithm) else None,
             ).loss
         )
     return total.detach(), torch.autograd.grad(total, leaf)[0]
+
+
+def distils_whole(algorithm: GRPOAlgorithm) -> bool:
+    return algorithm.needs.teacher is not None and algorithm.needs.teacher.whole
 
 
 WHOLE = ("gkd", "sdft", "opsd", "sdpo")
@@ -361,7 +374,7 @@ def test_preset_has_the_loss_and_gradient_of_the_reference(name):
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-10, atol=1e-13)
     assert loss.item() == pytest.approx(expected_loss.item(), rel=1e-10, abs=1e-13)
     assert gradient.abs().max() > 1e-4
-    if algorithm.surrogate in ("clip", "dppo_tv") and not (algorithm.needs_loss_reference or algorithm.needs_teacher):
+    if algorithm.surrogate in ("clip", "dppo_tv") and not (algorithm.kl_in_loss or algorithm.needs.teacher):
         # both branches were taken
         pushed = batch.mask & (token_advantages(algorithm, batch)[1] != 0)
         assert (gradient[pushed] == 0).any() and (gradient[pushed] != 0).any()
@@ -405,10 +418,8 @@ def test_skipping_rows_without_advantage_does_not_change_the_gradient(name):
     all_equal = result.active[2]  # the group whose rewards are all 1
     needs_its_rows = (
         algorithm.beta > 0
-        or (algorithm.needs_teacher and not algorithm.reweighs)
-        or algorithm.needs_observations
-        or algorithm.covariance == "kl"
-        or name in ("expert_iteration", "grpo_process", "turn_returns")
+        or (algorithm.needs.teacher and name != "rlsd")
+        or name in ("echo", "kl_cov", "expert_iteration", "grpo_process", "turn_returns")
     )
     # the overlong penalty tells DAPO's completions apart, the greedy completion was worse for ReMax
     if needs_its_rows or name in ("remax",):
@@ -444,7 +455,7 @@ def test_what_is_masked_does_not_matter(name, changes):
         output = loss_of(
             algorithm, logprobs=leaf, old_logprobs=old, advantages=advantage, mask=batch.mask, weights=weights, ref=ref,
             entropy=entropy, sampling_logprobs=drawn,
-            covariance_mask=chosen_tokens(algorithm, batch, result, advantages),
+            covariance_mask=chosen_tokens(algorithm, batch, result),
             divergence=torch.where(batch.mask, stand_in(leaf.masked_fill(~batch.mask, 0.0), batch.ref), dirt),
         )  # fmt: skip
         gradients.append(torch.autograd.grad(output.loss, leaf)[0])
@@ -536,26 +547,6 @@ def test_with_the_teacher_alone_every_completion_is_learned_from_whatever_its_re
     assert result.rewards[0, 0] == 1
 
 
-def test_the_teacher_adds_its_part_to_the_advantage_of_the_reward():
-    algorithm = preset("distill_and_reward", distillation_coef=0.5)
-    output = one_token(algorithm, teacher_logprobs=torch.tensor([[-3.0]]))  # the policy's own is -1
-    assert output.loss.item() == pytest.approx(-0.5 * (2.0 + 0.5 * (-3.0 + 1.0)))  # weight · (A + coef · gap)
-    assert output.stats["teacher/kl"][0].item() == pytest.approx(2.0)
-
-
-def test_a_completion_without_a_teacher_has_no_term_of_it():
-    taught = torch.tensor([[False]])
-    added = GRPOAlgorithm(supervision="token", beta=0.0)
-    reweighed = GRPOAlgorithm(supervision="token", teacher_advantage="reweigh", beta=0.0)
-    whole = GRPOAlgorithm(distillation="reverse_kl", beta=0.0)
-    for algorithm in (added, reweighed, whole):
-        scores = {"teacher_logprobs": torch.tensor([[-0.5]]), "divergence": torch.tensor([[7.0]])}
-        without = one_token(algorithm, taught=taught, **scores)
-        assert without.loss.item() == pytest.approx(-0.5 * 2.0)
-        assert without.stats["teacher/taught"][0].item() == 0
-        assert one_token(algorithm, taught=~taught, **scores).loss.item() != pytest.approx(-0.5 * 2.0)
-
-
 def test_max_rewards():
     algorithm = GRPOAlgorithm(group_size=3, max_rewards=True, baseline="none", scale="none", beta=0.0)
     assert call(algorithm, [[[1, 3, 3], [0, 0, 2]]]).advantages.tolist() == [[0, 3, 3], [0, 0, 2]]
@@ -586,27 +577,19 @@ def test_zero_advantage_is_forwarded_when_another_term_needs_it():
 
 def test_needs():
     grpo = preset("grpo")
-    assert grpo.needs_reference and grpo.needs_loss_reference and not grpo.needs_sequence_kl
-    assert grpo.single_update and not grpo.needs_old_logprobs
-    assert not preset("grpo_no_kl").needs_reference
+    assert grpo.needs.ref_logprobs and grpo.kl_in_loss and not grpo.kl_in_reward
+    assert grpo.single_update and not grpo.needs.old_logprobs
+    assert not preset("grpo_no_kl").needs.ref_logprobs
     assert not replace(grpo, num_iterations=2).single_update
-    assert replace(grpo, num_minibatches=2).needs_old_logprobs
+    assert replace(grpo, num_minibatches=2).needs.old_logprobs
     rloo = preset("rloo")
-    assert rloo.needs_reference and rloo.needs_sequence_kl and rloo.needs_old_logprobs and not rloo.needs_loss_reference
-    assert preset("remax").needs_greedy_baseline
-    assert preset("grpo_process").needs_step_rewards
-    assert preset("expert_iteration").needs_correct
-    assert replace(grpo, entropy_coef=0.1).needs_entropy
-    assert replace(grpo, top_entropy_quantile=0.2).needs_entropy_mask
-    assert replace(grpo, mismatch="mask_token").needs_sampling_logprobs
-    assert preset("kl_cov").needs_covariance and preset("clip_cov").needs_old_logprobs and not grpo.needs_covariance
-    distill, gkd = preset("distill"), preset("gkd")
-    assert distill.needs_teacher_logprobs and not distill.needs_divergence and not distill.needs_old_logprobs
-    assert gkd.needs_divergence and not gkd.needs_teacher_logprobs and not gkd.needs_reference
-    assert preset("distill_and_reward").needs_teacher and not grpo.needs_teacher
-    assert (gkd.divergence_mix, replace(gkd, distillation="forward_kl").divergence_mix) == (0.5, 0.0)
+    assert rloo.needs.ref_logprobs and rloo.kl_in_reward and rloo.needs.old_logprobs and not rloo.kl_in_loss
+    assert preset("remax").needs.greedy_values
+    assert preset("expert_iteration").needs.correct
+    assert replace(grpo, entropy_coef=0.1).needs.entropy
+    assert replace(grpo, mismatch="mask_token").needs.sampling_logprobs
     dppo = replace(preset("dppo"), num_iterations=4)
-    assert dppo.needs_sampling_logprobs and not dppo.needs_old_logprobs  # nothing is scored before the first update
+    assert dppo.needs.sampling_logprobs and not dppo.needs.old_logprobs  # nothing is scored before the first update
 
 
 def test_token_level_losses_may_be_computed_from_a_flat_list_of_tokens():
@@ -624,7 +607,7 @@ def test_token_level_losses_may_be_computed_from_a_flat_list_of_tokens():
             dtype=torch.float64,
         )
         keep = batch.mask & result.keep.view(-1, 1)
-        chosen = chosen_tokens(algorithm, batch, result, advantages)
+        chosen = chosen_tokens(algorithm, batch, result)
         given = (batch.logprobs, batch.old, advantages, weights, batch.ref)
         logprobs, old, advantages, weights, ref = (x.expand(P * G, T)[keep].unsqueeze(0) for x in given)
         loss = loss_of(
@@ -654,19 +637,6 @@ def test_entropy_bonus_is_part_of_the_loss():
     assert entropy.grad.item() == pytest.approx(-0.05)
 
 
-def test_entropy_mask_takes_the_policy_term_but_not_the_kl():
-    algorithm = GRPOAlgorithm(beta=1.0, kl_estimator="k2", top_entropy_quantile=0.5)
-    output = one_token(algorithm, ref_logprobs=torch.tensor([[-2.0]]), entropy_mask=torch.tensor([[False]]))
-    assert output.loss.item() == pytest.approx(0.5 * 0.5)
-
-
-def test_entropy_threshold_keeps_the_asked_share():
-    algorithm = GRPOAlgorithm(top_entropy_quantile=0.2)
-    entropies = torch.arange(10.0)[torch.randperm(10)]
-    assert (entropies >= algorithm.entropy_threshold(entropies)).sum() == 2
-    assert algorithm.entropy_threshold(torch.zeros(0)) == math.inf
-
-
 def test_mismatch_weighs_the_policy_term():
     algorithm = GRPOAlgorithm(beta=0.0, mismatch="truncate_token", mismatch_max=1.5)
     output = one_token(algorithm, sampling_logprobs=torch.tensor([[-2.0]]))  # pi_old / pi_sampling = e, cut to 1.5
@@ -683,7 +653,7 @@ def test_only_samples_of_earlier_weights_are_weighted_by_default():
         "mask_token": "mask_token",
     }
     assert chosen["auto"].for_stale_samples(False).mismatch == "none"
-    assert not chosen["auto"].needs_sampling_logprobs  # also where nobody says how old they are
+    assert not chosen["auto"].needs.sampling_logprobs  # also where nobody says how old they are
     output = one_token(chosen["auto"], sampling_logprobs=torch.tensor([[-2.0]]))
     assert output.loss == one_token(chosen["none"]).loss
     no_ratio = GRPOAlgorithm(surrogate="reinforce", beta=0.0).for_stale_samples(True)
@@ -693,7 +663,7 @@ def test_only_samples_of_earlier_weights_are_weighted_by_default():
 @pytest.mark.parametrize(("drawn", "ratio"), [(-1.1, math.exp(0.1)), (-2.0, 1.2), (-0.5, math.exp(-0.5))])
 def test_a_ratio_to_the_policy_that_drew_the_token_is_clipped_like_any_other(drawn, ratio):
     algorithm = GRPOAlgorithm(beta=0.0, mismatch="in_ratio", num_iterations=2)
-    assert algorithm.needs_sampling_logprobs and not algorithm.needs_old_logprobs
+    assert algorithm.needs.sampling_logprobs and not algorithm.needs.old_logprobs
     output = one_token(algorithm, old_logprobs=torch.tensor([[-7.0]]), sampling_logprobs=torch.tensor([[drawn]]))
     assert output.loss.item() == pytest.approx(0.5 * ratio * -2.0)
     assert output.stats["clip_ratio/high_mean"][0].item() == float(drawn == -2.0)
@@ -784,12 +754,6 @@ def test_the_share_of_tokens_whose_weight_is_cut_is_measured(mode, cut):
     assert (total.item(), count.item()) == (cut, 3)
 
 
-def test_the_share_of_demonstrations_stays_unless_it_decays():
-    assert [GRPOAlgorithm(demonstration_coef=0.3).demonstration_share(n) for n in (0, 9)] == [0.3, 0.3]
-    assert [preset("chord").demonstration_share(n) for n in (0, 200)] == [0.9, 0.05]
-    assert preset("chord").needs_demonstrations and not GRPOAlgorithm().needs_demonstrations
-
-
 def test_no_ratio_without_update_means_policy_gradient():
     logprobs = torch.tensor([[-1.0]], requires_grad=True)
     output = one_token(GRPOAlgorithm(beta=0.0), logprobs=logprobs)
@@ -844,13 +808,11 @@ def test_what_advantages_cannot_be_made_of_is_named(algorithm, values, arguments
     [
         ({"beta": 0.1}, "ref_logprobs"),
         ({"entropy_coef": 0.1}, "entropy"),
-        ({"top_entropy_quantile": 0.5}, "entropy_mask"),
         ({"mismatch": "mask_token"}, "sampling_logprobs"),
         ({"off_policy_mask": 0.5}, "sampling_logprobs"),
-        ({"covariance": "clip"}, "covariance_mask"),
         ({"surrogate": "dppo_tv"}, "sampling_logprobs"),
-        ({"supervision": "token"}, "teacher_logprobs"),
-        ({"distillation": "forward_kl"}, "divergence"),
+        ({"terms": {"distillation": Distillation()}}, "teacher_logprobs"),
+        ({"terms": {"distillation": Distillation(divergence="forward_kl")}}, "divergence"),
     ],
 )
 def test_missing_arguments_of_the_loss_are_named(changes, name):

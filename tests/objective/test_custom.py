@@ -93,14 +93,14 @@ def rollout(make_experience: Make, tiny_policy: Any) -> Make:
         rewards=[Length()],
         algorithm=algorithm,
         max_completion_length=3,
-        reference=tiny_policy if algorithm.needs_reference else None,
+        reference=tiny_policy if algorithm.needs.ref_logprobs else None,
     )
 
 
 def test_an_estimator_gets_what_it_declares(rollout: Make) -> None:
     estimator = Declaring()
     algorithm = GRPOAlgorithm(group_size=2, beta=0.0, baseline=estimator, scale="none")
-    assert algorithm.needs_reference and not algorithm.needs_loss_reference and not algorithm.needs_entropy
+    assert algorithm.needs.ref_logprobs and algorithm.needs.old_entropy and not algorithm.needs.entropy
     experience = rollout(algorithm)
     assert experience.advantages.flatten().tolist() == [0, 2, 1, 3]
     assert "entropy_mask" not in experience.tokens
@@ -187,8 +187,9 @@ def test_an_own_surrogate_takes_the_place_of_a_named_one() -> None:
 
 def test_an_own_surrogate_gets_what_it_declares() -> None:
     algorithm = GRPOAlgorithm(beta=0.0, surrogate=Anchored())
-    assert algorithm.needs_old_logprobs and algorithm.needs_reference and algorithm.needs_loss_reference
-    assert algorithm.needs_entropy and algorithm.needs_sampling_logprobs and not algorithm.kl_in_loss
+    needs = algorithm.needs
+    assert needs.old_logprobs and needs.ref_logprobs and needs.entropy and needs.sampling_logprobs
+    assert not algorithm.kl_in_loss
     given = {
         "ref_logprobs": torch.tensor([[-1.5, -2.0], [-1.5, NAN]], dtype=torch.float64),
         "entropy": torch.tensor([[0.5, 0.25], [1.0, NAN]], dtype=torch.float64),

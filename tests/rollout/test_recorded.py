@@ -16,6 +16,7 @@ from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 from grpo_pl.functional.logprobs import TaughtTokens
 from grpo_pl.functional.sampling import likeliest_tokens, truncate_logits
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.objective.terms.top_k_trust_region import TopKTrustRegion
 from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.policy.logprobs import (
     ForwardMode,
@@ -238,7 +239,7 @@ def test_they_are_scored_beside_a_teacher(mode: ForwardMode, tiny_policy: PreTra
 
 def test_too_much_to_record_is_refused(tiny_policy: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grpo_pl.rollout.decoding._MOST_RECORDED", 100)
-    with pytest.raises(ValueError, match=r"lower model\.algorithm\.trust_region_top_k"):
+    with pytest.raises(ValueError, match=r"lower the top_k of the term"):
         _draw(NativeEngine(), tiny_policy)
     with pytest.raises(ValueError, match="top_logprobs must be 0"):
         replace(SamplingParams(), top_logprobs=-1)
@@ -267,32 +268,38 @@ DPPO: dict[str, Any] = {
     "surrogate": "dppo_tv",
     "epsilon_low": 0.02,
     "epsilon_high": 0.02,
-    "trust_region_top_k": 5,
     "num_minibatches": 2,
 }
+
+
+def _over(top_k: int) -> dict[str, Any]:
+    """Over so many likely tokens, or the drawn one alone."""
+    term = {
+        "class_path": "grpo_pl.objective.terms.top_k_trust_region.TopKTrustRegion",
+        "init_args": {"top_k": top_k},
+    }
+    return DPPO | {"terms": {"likely": term} if top_k else {}}
 
 
 def _steps(rows: list[dict[str, str]]) -> list[dict[str, str]]:
     return [row for row in rows if "loss" in row]
 
 
-def _clipped(command_line: Any, read_metrics: Any, name: str, **changes: Any) -> float:
+def _clipped(command_line: Any, read_metrics: Any, name: str, top_k: int) -> float:
     """The share in the first step."""
-    config = command_line.config(name, model__algorithm=DPPO | changes, data__steps=1)
+    config = command_line.config(name, model__algorithm=_over(top_k), data__steps=1)
     command_line.done("fit", "--config", config)
     return float(_steps(read_metrics(command_line.runs / name / "metrics.csv"))[0]["clip_ratio/region_mean"])
 
 
 def test_a_run_masks_more_tokens_the_more_likely_ones_it_looks_at(command_line: Any, read_metrics: Any) -> None:
     """Of one policy: the second half of the first rollout meets the policy after the first half's update."""
-    binary, five, all_of_them = (
-        _clipped(command_line, read_metrics, f"top{k}", trust_region_top_k=k) for k in (0, 5, 500)
-    )
+    binary, five, all_of_them = (_clipped(command_line, read_metrics, f"top{k}", k) for k in (0, 5, 500))
     assert 0 <= binary < five <= all_of_them < 1
 
 
 def test_a_resumed_run_bounds_what_it_drew_ahead_as_the_whole_one_does(command_line: Any, read_metrics: Any) -> None:
-    config = command_line.config("ahead", model__algorithm=DPPO, data__staleness=1)
+    config = command_line.config("ahead", model__algorithm=_over(5), data__staleness=1)
     assert command_line("fit", "--config", config).status == 0
     checkpoint = command_line.runs / "ahead" / "checkpoints" / "rollout-000002.ckpt"
     stored = torch.load(checkpoint, weights_only=True)["rollouts"][0]["samples"]["tensors"]
@@ -302,11 +309,10 @@ def test_a_resumed_run_bounds_what_it_drew_ahead_as_the_whole_one_does(command_l
     assert _steps(ends[1]) == _steps(ends[0])[2:]
     last = [_weights(command_line.runs / name) for name in ("ahead", "rest")]
     assert all(torch.equal(value, last[1][name]) for name, value in last[0].items())
-    other = DPPO | {"trust_region_top_k": 0}
-    changed = command_line.config("binary", model__algorithm=other, data__staleness=1)
+    changed = command_line.config("binary", model__algorithm=DPPO, data__staleness=1)
     refused = command_line("fit", "--config", changed, "--ckpt_path", checkpoint)
     assert refused.status != 0 and refused.err.splitlines()[-1].endswith(
-        "model.algorithm.trust_region_top_k is 0, and the checkpoint holds prefetched rollouts for which it was "
+        "top_logprobs of model.algorithm.terms is 0, and the checkpoint holds prefetched rollouts for which it was "
         "above 0: resume with the former value, or begin a run of another --name."
     )
 
@@ -321,10 +327,10 @@ REFUSED: dict[str, dict[str, Any]] = {
     "Set sampling_mask true": {"sampling": LENGTH | {"top_p": 0.9}},
     "nothing is truncated": {"sampling": LENGTH | {"sampling_mask": True}},
     "NativeChildEngine does not": {"sampling": LENGTH | {"top_p": 0.9, "sampling_mask": True}, "engine": CHILD},
-    "does not go with model.algorithm.trust_region_top_k": {"algorithm": DPPO, "partial_rollouts": {"part_length": 8}},
-    "which the objective sets": {"algorithm": DPPO, "sampling": LENGTH | {"top_logprobs": 2}},
-    "belongs to surrogate dppo_tv and dppo_kl": {"algorithm": DPPO | {"surrogate": "clip"}},
-    "must be 0 (off) or more": {"algorithm": DPPO | {"trust_region_top_k": -1}},
+    "does not go with top_logprobs of": {"algorithm": _over(5), "partial_rollouts": {"part_length": 8}},
+    "which the objective's terms set": {"algorithm": _over(5), "sampling": LENGTH | {"top_logprobs": 2}},
+    "belongs to surrogate dppo_tv and dppo_kl": {"algorithm": _over(5) | {"surrogate": "clip"}},
+    "needs a top_k of at least 1, got -1": {"algorithm": _over(-1)},
 }
 
 
@@ -340,7 +346,7 @@ def test_an_engine_of_one_s_own_that_does_not_record_them_is_refused(monkeypatch
     module = GRPOModule(
         policy=PolicyConfig(from_scratch={"model_type": "qwen2"}),
         rewards=[ExactReward(correctness=True)],
-        algorithm=GRPOAlgorithm(**DPPO),
+        algorithm=GRPOAlgorithm(**DPPO, terms={"likely": TopKTrustRegion(top_k=5)}),
         engine=PlainEngine(),
     )
     with pytest.raises(ValueError, match=r"PlainEngine does not: leave model\.engine out"):

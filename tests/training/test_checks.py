@@ -16,6 +16,9 @@ from grpo_pl.environments.openai_agent import AgentEnvironment
 from grpo_pl.environments.tool_calls import TagCalls
 from grpo_pl.functional.sampling import DRAW_RULE
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.objective.terms.chord import CHORD
+from grpo_pl.objective.terms.echo import ECHO
+from grpo_pl.objective.terms.self_distillation import SelfDistillation
 from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.policy.privileged import PrivilegedText
 from grpo_pl.rewards import ExactReward
@@ -69,7 +72,7 @@ def test_an_engine_that_passes_its_arguments_on_is_taken() -> None:
     [
         (
             {
-                "algorithm": GRPOAlgorithm(demonstration_coef=0.5),
+                "algorithm": GRPOAlgorithm(terms={"chord": CHORD(coef=0.5)}),
                 "demonstrations": DemonstrationBatches(),
                 "environment": AgentEnvironment(agent="agents.py:agent", parser=TagCalls()),
             },
@@ -77,7 +80,7 @@ def test_an_engine_that_passes_its_arguments_on_is_taken() -> None:
         ),
         (
             {
-                "algorithm": GRPOAlgorithm(distillation="reverse_kl", teacher_weights="live"),
+                "algorithm": GRPOAlgorithm(terms={"own": SelfDistillation(divergence="reverse_kl", weights="live")}),
                 "privileged": PrivilegedText(texts=["{answer}"]),
                 "environment": AgentEnvironment(agent="agents.py:agent", parser=TagCalls()),
             },
@@ -85,11 +88,11 @@ def test_an_engine_that_passes_its_arguments_on_is_taken() -> None:
         ),
         (
             {
-                "algorithm": GRPOAlgorithm(observation_coef=0.1),
+                "algorithm": GRPOAlgorithm(terms={"echo": ECHO(coef=0.1)}),
                 "sampling": SamplingParams(thinking_budget=4),
                 "environment": AgentEnvironment(agent="agents.py:agent", parser=TagCalls()),
             },
-            r"^model\.algorithm\.observation_coef would learn the fed end of a thought .*thinking_budget null",
+            r"^ECHO would learn the fed end of a thought .*thinking_budget null",
         ),
     ],
 )

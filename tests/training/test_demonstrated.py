@@ -14,9 +14,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.objective.terms.chord import CHORD
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.training.beside import Beside
 from grpo_pl.training.demonstrated import Demonstrated, DemonstrationBatches
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.sft import Example
@@ -25,7 +27,9 @@ from tests import gradient_step
 
 BATCH = PromptBatch(step=3, prompts=[Problem(id=i, question="?" * i, answer="7") for i in (1, 2)], valid=[True] * 2)
 TEXTS = {1: ["7", "77", "712345"], 2: ["55", "7", "5"]}
-CHORD = GRPOAlgorithm(group_size=3, beta=0.0, demonstration_coef=0.3)
+TERM = CHORD(coef=0.3)
+PLAIN = GRPOAlgorithm(group_size=3, beta=0.0)
+LEARNING = replace(PLAIN, terms={"chord": TERM})
 
 
 @dataclass(kw_only=True)
@@ -41,7 +45,7 @@ class Same(Reward):
 @pytest.fixture
 def experience(make_experience: Callable[..., Experience]) -> Experience:
     rewards = [Same(correctness=True)]
-    return make_experience(TEXTS, batch=BATCH, rewards=rewards, algorithm=CHORD, max_completion_length=6)
+    return make_experience(TEXTS, batch=BATCH, rewards=rewards, algorithm=LEARNING, max_completion_length=6)
 
 
 def _examples(tokenizer: PreTrainedTokenizerBase) -> list[Example]:
@@ -70,11 +74,9 @@ def test_a_step_is_the_sum_of_both_losses_in_their_shares(
             total = total - (1.0 if weighting == "equal" else p * (1 - p)) * logprob
             count, nll = count + 1, nll - float(logprob.detach())
     shown = gradient_step.gradient(total / count, tiny_policy)
-    algorithm = replace(CHORD, demonstration_weighting=weighting)
-    moved, result = gradient_step.moved(
-        tiny_policy, experience, algorithm, Demonstrated(examples=examples, share=0.3), longest=6, max_tokens=max_tokens
-    )
-    alone, of_rewards = gradient_step.moved(tiny_policy, experience, algorithm, longest=6)
+    beside = Demonstrated(examples=examples, share=0.3, how=replace(TERM, weighting=weighting))
+    moved, result = gradient_step.moved(tiny_policy, experience, PLAIN, beside, longest=6, max_tokens=max_tokens)
+    alone, of_rewards = gradient_step.moved(tiny_policy, experience, PLAIN, longest=6)
     assert gradient_step.relative(moved, 0.7 * alone - 0.3 * shown) < 1e-5
     assert result.losses == pytest.approx([0.7 * of_rewards.losses[0] + 0.3 * (total / count).item()], rel=1e-5)
     summed, tokens = result.sums["demonstration/nll"]
@@ -86,28 +88,27 @@ def test_demonstrations_are_learned_from_where_no_completion_is(
     experience: Experience, tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     nothing = replace(experience, active=torch.zeros_like(experience.active))
-    moved, result = gradient_step.moved(
-        tiny_policy, nothing, CHORD, Demonstrated(examples=_examples(tokenizer), share=0.3), longest=6
-    )
+    beside = Demonstrated(examples=_examples(tokenizer), share=0.3, how=TERM)
+    moved, result = gradient_step.moved(tiny_policy, nothing, PLAIN, beside, longest=6)
     assert moved.any() and len(result.losses) == 1
-    assert not gradient_step.moved(tiny_policy, nothing, CHORD, longest=6)[0].any()
+    assert not gradient_step.moved(tiny_policy, nothing, PLAIN, longest=6)[0].any()
 
 
 def test_a_share_of_0_is_no_demonstration_and_no_step(
     experience: Experience, tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    unshown = Demonstrated(examples=_examples(tokenizer), share=0.0)
+    unshown = Demonstrated(examples=_examples(tokenizer), share=0.0, how=TERM)
     nothing = replace(experience, active=torch.zeros_like(experience.active))
-    moved, result = gradient_step.moved(tiny_policy, nothing, CHORD, unshown, longest=6)
+    moved, result = gradient_step.moved(tiny_policy, nothing, PLAIN, unshown, longest=6)
     assert not moved.any() and result.losses == [] and float(result.sums["demonstration/share"][0]) == 0.0
     assert torch.equal(
-        *(gradient_step.moved(tiny_policy, experience, CHORD, shown, longest=6)[0] for shown in (unshown, None))
+        *(gradient_step.moved(tiny_policy, experience, PLAIN, each, longest=6)[0] for each in (unshown, Beside()))
     )
 
 
 def test_processes_share_the_demonstrations_and_each_has_its_own_step(tokenizer: PreTrainedTokenizerBase) -> None:
     examples = _examples(tokenizer)
-    shown = Demonstrated(examples=examples, share=0.5)
+    shown = Demonstrated(examples=examples, share=0.5, how=TERM)
     halves = [shown.parts(1000, Collective(rank=rank, world=2)) for rank in (0, 1)]
     assert [example for half in halves for part in half for example in part] == examples[::2] + examples[1::2]
     assert [len(part) for part in shown.parts(26, Collective())] == [2, 2, 1]
@@ -122,10 +123,11 @@ def test_the_batch_of_a_step_follows_from_its_number(tokenizer: PreTrainedTokeni
         assert first == again != later and len(first) == 4
         assert all(all(each.written) and each.completion[-1] == tokenizer.eos_token_id for each in first)
         batches.check(source, dialogue, in_environment=False)
-        falling = replace(CHORD, demonstration_decay_rollouts=4, num_iterations=2)
+        term = CHORD(coef=0.3, decay_rollouts=4)
+        falling = replace(PLAIN, terms={"chord": term}, num_iterations=2)
         assert batches.of_step(3, 0, algorithm=falling, source=source, dialogue=dialogue).examples == later
         over = batches.of_step(4, 0, algorithm=falling, source=source, dialogue=dialogue)
-        assert over == Demonstrated(examples=[], share=0.0)
+        assert over == Demonstrated(examples=[], share=0.0, how=term)
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         DemonstrationBatches(batch_size=0)
 

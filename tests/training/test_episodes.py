@@ -107,6 +107,7 @@ def test_environments_end_with_whatever_ends_the_run(command_line: Any, no_proce
     assert outcome.status != 0
 
 
+TERMS = "grpo_pl.objective.terms"
 BAD = {
     "--model.episodes.max_turns=0": "max_turns must be at least 1, got 0",
     "--model.episodes.max_episode_tokens=48": "max_episode_tokens is 48, but the model's context of 48 must hold a",
@@ -115,7 +116,7 @@ BAD = {
     "--model.max_tokens_per_microbatch=20": "max_tokens_per_microbatch is 20, but an episode may have 32 tokens",
     "--model.episodes.rewards_see=all": "last_action or exchange",
     "--model.episodes.step_timeout_s=0": "step_timeout_s must be positive",
-    "--model.algorithm.supervision=process": "supervision",
+    f"--model.algorithm.terms.steps={TERMS}.process.ProcessSupervision": "would each make the advantages",
     "--model.environment=null": "there is no model.environment",
     "--model.environment.class_path=grpo_pl.environments.gymnasium_ids.GymnasiumEnvironment "
     "--model.environment.init_args.id=FrozenLik-v1": "FrozenLik",

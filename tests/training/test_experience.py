@@ -11,6 +11,8 @@ from transformers import PreTrainedModel
 
 from grpo_pl.functional.covariance import covariances
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.objective.terms.covariance import Covariance
+from grpo_pl.objective.terms.top_entropy import TopEntropyTokens
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.rewards.base import Reward, Score
 from grpo_pl.training.experience import Experience
@@ -127,7 +129,7 @@ def _shifted(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def test_the_entropy_mask_holds_the_tokens_of_highest_entropy(make: Make, tiny_policy: PreTrainedModel) -> None:
-    experience = make(replace(PLAIN, top_entropy_quantile=0.25))
+    experience = make(replace(PLAIN, terms={"top": TopEntropyTokens(quantile=0.25)}))
     rollout = experience.rollout
     kept = rollout.completion_mask & experience.keep.unsqueeze(1)
     with torch.no_grad():
@@ -142,7 +144,7 @@ def test_the_entropy_mask_holds_the_tokens_of_highest_entropy(make: Make, tiny_p
 
 
 def test_the_tokens_of_highest_covariance_are_chosen_over_the_batch(make: Make) -> None:
-    experience = make(replace(PLAIN, covariance="kl", covariance_share=0.2))
+    experience = make(replace(PLAIN, terms={"covariance": Covariance(kind="kl", share=0.2)}))
     kept = experience.rollout.action_mask & experience.keep.unsqueeze(1)
     assert experience.old_logprobs is not None and experience.tokens["covariance_mask"] is not None
     found = covariances(experience.old_logprobs[kept], experience.advantages.expand_as(kept)[kept])

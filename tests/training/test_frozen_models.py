@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.functional.divergence import divergence
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.objective.terms.distillation import Distillation
 from grpo_pl.policy.loading import PolicyConfig, load_model
 from grpo_pl.policy.logprobs import use_forward_mode
 from grpo_pl.policy.teacher import TeacherConfig
@@ -31,11 +32,10 @@ ALONE: dict[str, Any] = {
     "beta": 0.0,
     "baseline": "none",
     "scale": "none",
-    "distillation_alone": True,
     "aggregation": "token_mean",
 }
-TOKEN = GRPOAlgorithm(**ALONE, supervision="token", surrogate="unclipped")
-WHOLE = GRPOAlgorithm(**ALONE, distillation="jensen_shannon", distillation_mix=0.3)
+TOKEN = GRPOAlgorithm(**ALONE, surrogate="unclipped", terms={"distillation": Distillation(alone=True)})
+WHOLE = GRPOAlgorithm(**ALONE, terms={"distillation": Distillation(divergence="jensen_shannon", mix=0.3, alone=True)})
 BATCH = PromptBatch(
     step=0,
     prompts=[Problem(id=i, question="?" * i, answer="7", source="odd" if i % 2 else "even") for i in (1, 2, 3)],
@@ -101,7 +101,7 @@ def test_each_row_is_scored_by_the_teacher_of_its_source(
 ) -> None:
     experience = make(TOKEN, teachers=teach(odd="big", even="small"), max_tokens=max_tokens)
     models = _models(folders, tokenizer)
-    assert experience.teacher is not None and experience.teacher.logprobs is not None
+    assert experience.teacher.logprobs is not None
     assert list(experience.teacher.owners) == ["odd"] * 3 + ["even"] * 3 + ["odd"] * 3
     assert not experience.teacher.logprobs.requires_grad
     assert experience.seconds["teacher"] > 0
@@ -161,7 +161,7 @@ def test_a_step_on_sampled_tokens_lifts_those_that_the_teacher_finds_likelier(
 ) -> None:
     """The gradient is that of the mean of gap · log π, with the gap held fixed."""
     experience = make(TOKEN, teachers=teach(every="big"))
-    assert experience.teacher is not None and experience.teacher.logprobs is not None
+    assert experience.teacher.logprobs is not None
     mask, ids, theirs = (
         experience.rollout.completion_mask,
         experience.rollout.completion_ids,
@@ -183,7 +183,7 @@ def test_a_step_on_sampled_tokens_lifts_those_that_the_teacher_finds_likelier(
 
 @pytest.mark.parametrize("algorithm", [TOKEN, WHOLE], ids=["sampled tokens", "whole distributions"])
 def test_a_teacher_s_distribution_is_not_truncated_with_the_policy_s(
-    make: Make, teach: Teach, algorithm: GRPOAlgorithm
+    make: Make, teach: Teach, tiny_policy: PreTrainedModel, algorithm: GRPOAlgorithm
 ) -> None:
     teachers = teach(every="small")
     experience = make(algorithm, teachers=teachers)
@@ -191,8 +191,7 @@ def test_a_teacher_s_distribution_is_not_truncated_with_the_policy_s(
     support = torch.stack([ids, torch.full_like(ids, 3)], dim=2).int()
     samples = replace(experience.samples, rollout=replace(experience.rollout, support=support))
     scorer = Scorer(budget=TokenBudget(configured=1000), collective=Collective(), temperature=1.0)
-    scores = teachers.score(samples, algorithm, scorer)
-    assert experience.teacher is not None
+    scores = teachers.score(tiny_policy, replace(experience, samples=samples), algorithm, scorer)
     if algorithm is TOKEN:
         assert scores.logprobs is not None and experience.teacher.logprobs is not None
         torch.testing.assert_close(scores.logprobs, experience.teacher.logprobs)
@@ -223,7 +222,7 @@ def test_a_teacher_whose_logits_are_more_than_a_head_s_is_refused_for_whole_dist
 ) -> None:
     teachers = teach(every="big")
     use_forward_mode(teachers._models[""], "materialised")
-    with pytest.raises(ValueError, match="supervision: token"):
+    with pytest.raises(ValueError, match="divergence: none"):
         make(WHOLE, teachers=teachers)
     make(TOKEN, teachers=teachers)
 

@@ -16,6 +16,7 @@ sys.path.append(str(Path(__file__).parents[1] / "plugins"))
 from countdown_task import Down
 
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.objective.terms.echo import ECHO
 from grpo_pl.rewards import EnvironmentReward
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.training.experience import Experience
@@ -26,7 +27,8 @@ BATCH = PromptBatch(
 )
 TEXTS = {1: [["1", "2"], ["1", "9"], ["x", "3"]], 2: [["1", "2"]] * 3}
 """The second group has equal rewards, so that GRPO alone learns nothing from it."""
-ECHO = GRPOAlgorithm(group_size=3, beta=0.0, observation_coef=0.1)
+PLAIN = GRPOAlgorithm(group_size=3, beta=0.0)
+LEARNING = replace(PLAIN, terms={"echo": ECHO(coef=0.1)})
 
 
 @pytest.fixture
@@ -35,7 +37,7 @@ def experience(make_experience: Callable[..., Experience]) -> Experience:
         TEXTS,
         batch=BATCH,
         rewards=[EnvironmentReward(correctness=True)],
-        algorithm=ECHO,
+        algorithm=LEARNING,
         max_completion_length=4,
         environment=Down(isolation="thread"),
         episodes=EpisodeSettings(max_turns=3),
@@ -58,10 +60,8 @@ def test_the_step_adds_the_mean_cross_entropy_of_all_observations(
                 count += 1
     gradient = gradient_step.gradient(total / count, tiny_policy)
     experience = replace(experience, active=torch.ones_like(experience.active))
-    with_echo, result = gradient_step.moved(tiny_policy, experience, ECHO, longest=12, max_tokens=max_tokens)
-    without, _ = gradient_step.moved(
-        tiny_policy, experience, replace(ECHO, observation_coef=0.0), longest=12, max_tokens=max_tokens
-    )
+    with_echo, result = gradient_step.moved(tiny_policy, experience, LEARNING, longest=12, max_tokens=max_tokens)
+    without, _ = gradient_step.moved(tiny_policy, experience, PLAIN, longest=12, max_tokens=max_tokens)
     assert count >= 6
     assert gradient_step.relative(without - with_echo, 0.1 * gradient) < 1e-4
     summed, tokens = result.sums["observation/nll"]
@@ -71,4 +71,3 @@ def test_the_step_adds_the_mean_cross_entropy_of_all_observations(
 def test_episodes_of_equal_rewards_are_forwarded_for_their_observations(experience: Experience) -> None:
     assert experience.active.all()
     assert not experience.advantages[3:].any()
-    assert not replace(ECHO, observation_coef=0.0).needs_observations

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from grpo_pl.objective.algorithm import GRPOAlgorithm
-from grpo_pl.training.optimization import EntropyControl, Optimization, applied_coefficient, next_coefficient
+from grpo_pl.training.optimization import Optimization
 from tests.training.runs import resumed
 
 HALF = math.sqrt(0.5)
@@ -75,50 +74,17 @@ def test_values_out_of_range_are_refused(arguments: dict[str, Any], message: str
 RULE = {"target": 0.3, "step": 0.01, "most": 0.025}
 
 
-def test_the_weight_grows_up_to_its_bound_while_entropy_is_low_and_falls_to_zero_above() -> None:
-    found = [0.0]
-    for entropy in (0.2, 0.3, 0.1, 0.31, 0.5, 0.5, 0.2):
-        found.append(next_coefficient(found[-1], entropy, **RULE))
-    assert found == pytest.approx([0.0, 0.01, 0.02, 0.025, 0.015, 0.005, 0.0, 0.01], abs=1e-12)
-
-
-@pytest.mark.parametrize(("entropy", "applied"), [(None, 0.02), (0.2, 0.02), (0.3, 0.02), (0.3001, 0.0)])
-def test_the_bonus_is_on_while_the_last_entropy_is_at_most_the_target(entropy: float | None, applied: float) -> None:
-    assert applied_coefficient(0.02, entropy, target=0.3) == applied
-
-
-def test_an_objective_without_a_target_is_left_alone() -> None:
-    algorithm, control = GRPOAlgorithm(entropy_coef=0.1), EntropyControl()
-    control.observe(algorithm, 0.0)
-    assert control.objective(algorithm) is algorithm and control.coefficient is None
-
-
-def test_the_objective_gets_the_weight_of_its_rollout() -> None:
-    algorithm = GRPOAlgorithm(entropy_coef=0.02, entropy_target=0.5, entropy_coef_step=0.01)
-    assert algorithm.needs_entropy and not algorithm.skips_zeros
-    control = EntropyControl()
-    assert control.objective(algorithm).entropy_coef == 0.02
-    control.observe(algorithm, 0.4)
-    assert control.objective(algorithm).entropy_coef == pytest.approx(0.03)
-    for nothing in (None, math.nan):
-        control.observe(algorithm, nothing)
-    twin = EntropyControl()
-    twin.load_state_dict(control.state_dict())
-    assert twin == control
-    control.observe(algorithm, 0.6)
-    off = control.objective(algorithm)
-    assert (off.entropy_coef, control.coefficient) == (0.0, pytest.approx(0.02))
-    assert off.needs_entropy  # also where the weight is 0: the next rollout may need it
-
-
-def test_a_weight_above_a_limit_that_was_lowered_since_is_that_limit() -> None:
-    control = EntropyControl(coefficient=0.5, entropy=0.1)
-    algorithm = GRPOAlgorithm(entropy_target=0.3, entropy_coef_max=0.2)
-    assert control.objective(algorithm).entropy_coef == 0.2
-
-
 def test_a_run_follows_its_target_and_a_resumed_one_goes_on(command_line: Any, read_metrics: Any) -> None:
-    objective = {"group_size": 4, "beta": 0.0, "entropy_target": 50.0, "entropy_coef_step": 0.01}
+    objective = {
+        "group_size": 4,
+        "beta": 0.0,
+        "terms": {
+            "entropy": {
+                "class_path": "grpo_pl.objective.terms.entropy_target.EntropyTarget",
+                "init_args": {"target": 50.0, "coef_step": 0.01},
+            }
+        },
+    }
     config = command_line.config("held", model__algorithm=objective)
     command_line.done("fit", "--config", config)
     _, whole = resumed(command_line, read_metrics, command_line.runs / "held")

@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.objective.terms.echo import ECHO
 from grpo_pl.training.experience import Experience
 from tests import gradient_step
 
@@ -110,7 +111,7 @@ def test_the_ratio_of_a_sequence_is_that_of_all_segments(policy: PreTrainedModel
 
 
 def test_the_prompts_of_segments_are_no_observations(policy: PreTrainedModel) -> None:
-    algorithm = GRPOAlgorithm(group_size=2, beta=0.0, scale="none", observation_coef=0.1)
+    algorithm = GRPOAlgorithm(group_size=2, beta=0.0, scale="none", terms={"echo": ECHO(coef=0.1)})
     experience = _experience(algorithm)
     assert experience.observed is not None and experience.observed.tolist() == [[1, 0]]
     _, result = gradient_step.moved(policy, experience, algorithm, longest=LONGEST)

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_pl.functional.divergence import divergence
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.objective.terms.self_distillation import SelfDistillation
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.privileged import PrivilegedText
 from grpo_pl.policy.template import PromptTemplate
@@ -37,12 +38,15 @@ ALONE: dict[str, Any] = {
     "beta": 0.0,
     "baseline": "none",
     "scale": "none",
-    "distillation_alone": True,
     "aggregation": "token_mean",
-    "teacher_weights": "live",
 }
-TOKEN = GRPOAlgorithm(**ALONE, supervision="token", surrogate="unclipped")
-WHOLE = GRPOAlgorithm(**ALONE, distillation="jensen_shannon", distillation_mix=0.3)
+TOKEN = GRPOAlgorithm(
+    **ALONE, surrogate="unclipped", terms={"distillation": SelfDistillation(weights="live", alone=True)}
+)
+WHOLE = GRPOAlgorithm(
+    **ALONE,
+    terms={"distillation": SelfDistillation(weights="live", divergence="jensen_shannon", mix=0.3, alone=True)},
+)
 
 
 @dataclass(kw_only=True)
@@ -147,7 +151,7 @@ def test_the_average_follows_the_policy_and_the_start_does_not(teach: Teach, tin
     weights = zip(again.model.parameters(), average.copy.model.parameters(), strict=True)
     assert all(torch.equal(a, b) and not a.requires_grad for a, b in weights)
     start.copy.load_state_dict({})
-    with pytest.raises(ValueError, match=r"no average of the policy .*: resume with the teacher_weights of its run"):
+    with pytest.raises(ValueError, match=r"no average of the policy .*: resume with the teacher\'s weights of its run"):
         again.load_state_dict({})
     copied = Reference(tiny_policy, 2)
     for rollout, renewed in ((1, False), (2, True)):

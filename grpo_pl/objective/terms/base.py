@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from grpo_pl.functional.advantages import Baseline, Scale
+from grpo_pl.functional.losses import LossOutput
 from grpo_pl.objective.custom import TokenBatch
 from grpo_pl.objective.needs import Needs
+from grpo_pl.types import SamplingParams
 
 
 class Ranks(Protocol):
@@ -24,13 +27,39 @@ class Ranks(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Grouping:
+    """How the objective compares rewards inside a group; see the fields of `GRPOAlgorithm`."""
+
+    group_size: int = 1
+    baseline: Baseline = "group_mean"
+    scale: Scale = "group_std"
+    ddof: int = 1
+    eps: float = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turns:
+    """The turns of B episodes, K at most, whole groups in order."""
+
+    rewards: Tensor  # (B, K) float64, weighted, finite
+    present: Tensor  # (B, K) bool, the turns that an episode has: its first ones
+    invalid_actions: Tensor  # (B, K) bool
+    states: Sequence[Sequence[Hashable]]  # of each turn of each episode, where its action was taken
+    index: Tensor  # (B, T) the turn of each token, or `NO_TURN`
+
+
+@dataclass(frozen=True, kw_only=True)
 class CollectedTokens:
-    """Input of `Term.prepare`: this rank's tokens of a rollout, before its first update."""
+    """Input of `Term.credit` and `Term.prepare`: this rank's tokens of a rollout, before its first update."""
 
     tokens: Mapping[str, Tensor]  # (B, T) or (B, 1): `advantages`, and what the objective needs, by name
     kept: Tensor  # (B, T) bool: the policy wrote the token, and its completion stays in the loss
     step: int
     ranks: Ranks
+    grouping: Grouping = field(default_factory=Grouping)
+    valid: Tensor | None = None  # (B,) bool: the completion has a reward
+    steps: tuple[Tensor, Tensor] | None = None  # (B, K) rewards of steps, NaN where none, and the tokens they end at
+    turns: Turns | None = None
 
     def gather(self, name: str) -> Tensor:
         """(N,) of the kept tokens of the global batch."""
@@ -50,6 +79,9 @@ class Term:
     Tensors that `prepare` returns come back as ``tokens.more`` in the later hooks, under their names.
     """
 
+    behind_entropy: ClassVar[bool] = False
+    """Its loss is added, and its metrics logged, behind the entropy bonus, so that sums stay those of version 0.3."""
+
     def spec(self) -> dict[str, Any]:
         """``class_path`` and ``init_args``, as a configuration holds them."""
         kind: Any = type(self)
@@ -61,13 +93,40 @@ class Term:
         """What the pipeline has to compute for this term."""
         return Needs()
 
+    @property
+    def acts_at_zero(self) -> bool:
+        """A completion whose advantages are all 0 still has a gradient, so that it may not be skipped."""
+        return any(self.overrides(hook) for hook in ("advantages", "loss", "extra"))
+
+    @property
+    def replaces_rewards(self) -> bool:
+        """Rewards are only measured: all advantages are 0, and no completion leaves the loss for its rewards."""
+        return False
+
+    def overrides(self, hook: str) -> bool:
+        """True if the term's class has a hook of its own."""
+        return getattr(type(self), hook) is not getattr(Term, hook)
+
     def check(self, algorithm: Any) -> None:
         """Refuses, by ``ValueError``, an objective that the term contradicts."""
         return
 
+    def check_run(self, *, sampling: SamplingParams, in_environment: bool) -> None:
+        """Refuses, by ``ValueError``, a run that the term contradicts."""
+        return
+
+    def credit(self, collected: CollectedTokens) -> Tensor | None:
+        """(B, T) advantages of tokens in the place of those of completions, once for each rollout."""
+        return None
+
     def prepare(self, collected: CollectedTokens) -> Mapping[str, Tensor]:
         """Computes tensors (B, T) once for each rollout; all ranks call it."""
         return {}
+
+    def advantages(self, advantages: Tensor, tokens: Mapping[str, Tensor]) -> Tensor:
+        """The advantages (B, T) or (B, 1) of a micro-batch, from those so far; ``tokens`` as in `GRPOAlgorithm.loss`,
+        not masked."""
+        return advantages
 
     def policy_mask(self, tokens: TokenBatch) -> Tensor | None:
         """(B, T) bool: the tokens that carry the policy term; None leaves all of them."""
@@ -77,6 +136,37 @@ class Term:
         """(B, T) that is added to the loss of each token, before its weight."""
         return None
 
+    def extra(self, tokens: Mapping[str, Tensor]) -> LossOutput | None:
+        """A scalar that is added to the loss with a normaliser of its own, and metrics as sums and counts; ``tokens``
+        as in `GRPOAlgorithm.loss`, not masked."""
+        return None
+
     def metrics(self, tokens: TokenBatch) -> Mapping[str, Tensor]:
         """(B, T) by name, logged as means over the tokens of the rollout."""
+        return {}
+
+
+State = Mapping[str, Any]
+"""What an `AdaptiveTerm` remembers from rollout to rollout, of JSON types; kept in checkpoints."""
+
+
+class AdaptiveTerm(Term):
+    """A term that changes a field of the objective from rollout to rollout. Its methods are functions of a state, which
+    begins empty."""
+
+    def adapted(self, algorithm: Any, state: State) -> Any:
+        """The objective for the updates of the next rollout."""
+        raise NotImplementedError
+
+    def observed(self, algorithm: Any, means: Mapping[str, float], state: State) -> State:
+        """The state after a rollout.
+
+        Args:
+            algorithm: the objective as it is configured.
+            means: of the metrics of tokens in its updates.
+        """
+        raise NotImplementedError
+
+    def logged(self, state: State) -> Mapping[str, float]:
+        """Metrics of a step."""
         return {}

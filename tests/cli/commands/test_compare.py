@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from grpo_pl.cli.commands import compare as compare_module
 from grpo_pl.cli.commands.compare import compare, find_presets
@@ -75,14 +76,16 @@ def test_the_plot_is_a_picture(compared: tuple[Any, Path]) -> None:
 @pytest.mark.slow
 def test_an_engine_records_what_each_preset_asks_for(fresh_command_line: Any) -> None:
     preset = fresh_command_line.folder / "dppo_top.yaml"
-    objective = "surrogate: dppo_kl\n    epsilon_low: 0.05\n    epsilon_high: 0.05\n    trust_region_top_k: 3"
-    preset.write_text(f"model:\n  algorithm:\n    {objective}\n")
+    term = {"class_path": "grpo_pl.objective.terms.top_k_trust_region.TopKTrustRegion", "init_args": {"top_k": 3}}
+    bounds = {"epsilon_low": 0.05, "epsilon_high": 0.05}
+    objective = {"surrogate": "dppo_kl", **bounds, "terms": {"trust_region": term}}
+    preset.write_text(yaml.safe_dump({"model": {"algorithm": objective}}))
     config = fresh_command_line.config("compared")
     outcome = fresh_command_line("compare", f"--config={config}", f"--algorithms=dppo,{preset}", "--steps=2")
     assert outcome.status == 0, outcome.err
-    for name, recorded in (("dppo", 0), ("dppo_top", 3)):
+    for name, recorded in (("dppo", False), ("dppo_top", True)):
         folder = fresh_command_line.runs / "compare" / name
-        assert f"trust_region_top_k: {recorded}" in (folder / "config.yaml").read_text()
+        assert ("top_k: 3" in (folder / "config.yaml").read_text()) == recorded
         assert (folder / "export" / "model.safetensors").is_file()
 
 

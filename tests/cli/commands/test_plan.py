@@ -60,6 +60,8 @@ WORK = Workload(
     deferred=False,
 )
 
+TERMS = "grpo_pl.objective.terms"
+
 
 def _with(**changes: Any) -> Workload:
     return replace(WORK, **changes)
@@ -215,8 +217,10 @@ def test_a_policy_that_teaches_itself_keeps_a_copy_of_its_start_or_average(tmp_p
     assert own.update["LM head"] == 4 * 8 * 90 * 20  # as beside another teacher
     file = tmp_path / "own.yaml"
     for weights, copied in (("live", False), ("start", True), ("average", True)):
-        algorithm = f"{{distillation: reverse_kl, teacher_weights: {weights}}}"
-        file.write_text(f"model: {{algorithm: {algorithm}, privileged: {{texts: ['{{answer}}']}}}}")
+        term = {"class_path": f"{TERMS}.self_distillation.SelfDistillation", "init_args": {"weights": weights}}
+        term["init_args"]["divergence"] = "reverse_kl"
+        model = {"algorithm": {"terms": {"distillation": term}}, "privileged": {"texts": ["{answer}"]}}
+        file.write_text(yaml.safe_dump({"model": model}))
         work = _work(_settings(file))
         assert (work.own_teacher, work.own_head) == (copied, True)
 
@@ -225,18 +229,21 @@ def test_a_teacher_is_read_from_its_configuration(tmp_path: Path, capsys: pytest
     teacher = meta_model(_settings())
     teacher.config.save_pretrained(tmp_path)
     overlay = tmp_path / "taught.yaml"
-    model = {"teacher": {"path": str(tmp_path), "dtype": "bfloat16"}, "algorithm": {"supervision": "token"}}
+    term: dict[str, Any] = {"class_path": f"{TERMS}.distillation.Distillation", "init_args": {}}
+    algorithm = {"terms": {"distillation": term}}
+    model = {"teacher": {"path": str(tmp_path), "dtype": "bfloat16"}, "algorithm": algorithm}
     overlay.write_text(yaml.safe_dump({"model": model}))
     work = _work(_settings(overlay))
     assert (work.teacher_bytes, work.teacher_head_bytes) == (2 * shape_of(teacher).parameters, 0)
-    model["algorithm"] = {"distillation": "forward_kl"}
+    term["init_args"] = {"divergence": "forward_kl"}
     overlay.write_text(yaml.safe_dump({"model": model, "trainer": {"accelerator": "gpu"}}))
     work = _work(_settings(overlay))
     assert work.teacher_head_bytes == 2 * teacher.get_output_embeddings().weight.numel()
     plan("configs/quickstart.yaml", str(overlay), gpus=1, gpu_memory=1.0)
     assert "teacher's head" in capsys.readouterr().out
     model["teacher"] = {"path": str(tmp_path), "url": "http://localhost:1/v1"}
-    overlay.write_text(yaml.safe_dump({"model": model | {"algorithm": {"supervision": "token"}}}))
+    term["init_args"] = {}
+    overlay.write_text(yaml.safe_dump({"model": model}))
     work = _work(_settings(overlay))
     assert work.teacher_bytes == 0
 

@@ -7,6 +7,7 @@ import torch
 
 from grpo_pl.config.presets import preset_fields
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.objective.needs import Needs
 from grpo_pl.objective.terms.anchor import Anchor
 from tests.losses import loss_of_tokens
 
@@ -37,7 +38,7 @@ def test_it_adds_the_squared_log_ratio_to_what_drew_the_tokens() -> None:
 
 def test_it_needs_what_drew_the_tokens_and_every_completion() -> None:
     plain, anchored = GRPOAlgorithm(beta=0.0), GRPOAlgorithm(beta=0.0, terms={"anchor": Anchor(coef=0.1)})
-    assert anchored.needs_sampling_logprobs and not plain.needs_sampling_logprobs
+    assert anchored.needs == Needs(sampling_logprobs=True) and plain.needs == Needs()
     assert plain.skips_zeros and not anchored.skips_zeros  # advantage 0 has a gradient of the anchor
 
 

@@ -1,16 +1,16 @@
-"""Rewards of parts of a completion: of steps in its text (process supervision), of turns of an episode."""
+"""Rewards of parts of a completion: of steps in its text, of turns of an episode."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from grpo_pl.functional.exact_sums import weighted_sum
+from grpo_pl.objective.terms.base import Turns
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards.base import Reward, Score
 from grpo_pl.rewards.batch import ScoredBatch
@@ -69,20 +69,10 @@ def tokens_at(
     return [bisect_left(range(len(token_ids) - 1), end, key=reached) for end in ends]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Turns:
-    """The turns of B episodes, K at most; see ``GRPOAlgorithm.turn_advantages``."""
-
-    rewards: Tensor  # (B, K) float64, weighted
-    present: Tensor  # (B, K) bool
-    invalid_actions: Tensor  # (B, K) bool
-    states: Sequence[Sequence[str]]  # B
-
-
 def turns_of(scored: ScoredBatch, samples: Samples) -> Turns:
     """Rewards of each turn: those of a reward that scores turns, and with the last turn every other reward."""
     device = samples.rollout.completion_ids.device
-    assert samples.episodes is not None, "supervision turn without an environment is refused before"
+    assert samples.episodes is not None, "credit of turns without an environment is refused before"
     counts = [len(episode.turns) for episode in samples.episodes]
     shape = len(counts), max(1, *counts)
     rewards = torch.zeros(shape, dtype=torch.float64)
@@ -101,6 +91,7 @@ def turns_of(scored: ScoredBatch, samples: Samples) -> Turns:
         present=present.to(device),
         invalid_actions=invalid.to(device),
         states=[episode.states for episode in samples.episodes],
+        index=samples.rollout.turn_index,
     )
 
 

@@ -15,6 +15,8 @@ import torch
 
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.objective.terms.gigpo import GiGPO
+from grpo_pl.objective.terms.turn_returns import TurnReturns
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rewards import EnvironmentReward, FunctionReward, MathReward
@@ -26,9 +28,9 @@ from grpo_pl.rewards.process import ColumnArithmeticReward
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.sampler import Samples
 from grpo_pl.training.checks import check_episodes
+from grpo_pl.training.credit import step_tensors, tokens_at
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.metrics import experience_metrics, without_value
-from grpo_pl.training.supervision import step_tensors, tokens_at
 from grpo_pl.types import NO_TURN, Problem, PromptBatch, SamplingParams
 from tests.gradient_step import rollout_of
 
@@ -94,7 +96,8 @@ Make = Callable[..., Experience]
 BATCH = PromptBatch(step=2, prompts=[Problem(id=1, question="", answer="", columns={"start": 3})], valid=[True])
 TEXTS = {1: [["1", "2"], ["1", "9"], ["x", "3"]]}
 """From 3 to 2 and 0, earning 0.1 and 0.2; from 3 to 2 and below 0, earning 0.1 and -0.5; nothing, then from 3 to 0."""
-TURN = GRPOAlgorithm(group_size=3, beta=0.0, supervision="turn", baseline="leave_one_out", scale="none")
+WHOLE = GRPOAlgorithm(group_size=3, beta=0.0, baseline="leave_one_out", scale="none")
+TURN = replace(WHOLE, terms={"turns": TurnReturns()})
 REWARDS = [EnvironmentReward(correctness=True)]
 
 
@@ -135,9 +138,8 @@ def test_returns_to_go_less_what_others_got_from_the_same_state(make: Make) -> N
 
 
 def test_gigpo_adds_the_turn_among_its_equals_to_the_episode(make: Make) -> None:
-    algorithm = replace(
-        TURN, turn_advantage="gigpo", baseline="group_mean", step_weight=0.5, invalid_action_penalty=0.1
-    )
+    gigpo = GiGPO(step_weight=0.5, invalid_action_penalty=0.1)
+    algorithm = replace(WHOLE, baseline="group_mean", terms={"turns": gigpo})
     mean = 0.2 / 3  # of 0.3, -0.4 and 0.3
     # at 3 came 0.3, -0.4, 0.3 less the penalty, 0.3: on average 0.1; at 2 came 0.2 and -0.5
     expected = [
@@ -150,7 +152,7 @@ def test_gigpo_adds_the_turn_among_its_equals_to_the_episode(make: Make) -> None
 
 
 def test_without_turn_supervision_all_turns_have_the_advantage_of_their_episode(make: Make) -> None:
-    experience = make(replace(TURN, supervision="outcome", baseline="group_mean"))
+    experience = make(replace(WHOLE, baseline="group_mean"))
     assert experience.advantages.squeeze(1).tolist() == pytest.approx([0.7 / 3, -1.4 / 3, 0.7 / 3], abs=1e-6)
     assert experience.turn_advantages is None
 
@@ -159,7 +161,7 @@ def test_without_turn_supervision_all_turns_have_the_advantage_of_their_episode(
 def test_with_one_turn_the_returns_of_turns_are_those_of_episodes(make: Make, baseline: Any) -> None:
     texts = {1: [["3"], ["9"], ["4"]]}
     turn = make(replace(TURN, baseline=baseline), texts=texts)
-    whole = make(replace(TURN, baseline=baseline, supervision="outcome"), texts=texts)
+    whole = make(replace(WHOLE, baseline=baseline), texts=texts)
     spread = whole.advantages * turn.rollout.action_mask
     torch.testing.assert_close(turn.advantages, spread, atol=1e-7, rtol=0)
     assert turn.advantages.any() and torch.equal(turn.active, whole.active)
@@ -199,7 +201,6 @@ PAID = PerSource(rewards={"a": EnvironmentReward()}, name="mixed")
         (Down(), {"baseline": "greedy", "scale": "none"}, REWARDS, ""),
         (None, {"baseline": "greedy", "scale": "none", "dynamic_sampling": True}, [MathReward(correctness=True)], ""),
         (None, {}, [PAID], r"pays what an environment gave, but there is no model\.environment"),
-        (None, {"observation_coef": 0.1}, [], r"observation_coef is 0\.1, but there is no model\.environment"),
     ],
 )
 def test_what_needs_an_environment_or_goes_with_none(environment: Any, fields: Any, rewards: Any, told: str) -> None:
