@@ -139,6 +139,39 @@ def test_no_regular_expression_takes_exponential_time(answer: str) -> None:
     assert time.process_time() - started < 1.0
 
 
+HOSTILE = [
+    json.loads(line) for line in (Path(__file__).parent / "data" / "hostile_pairs.jsonl").read_text().splitlines()
+]
+"""Answer, completion, value, and the status where it is one of several: what costs too much ends in one of three."""
+
+
+@pytest.mark.slow
+def test_every_hostile_pair_ends_as_it_must() -> None:
+    reward = MathReward(soft_limit_s=SOFT, hard_limit_s=HARD)
+    scores = reward([row["completion"] for row in HOSTILE], [row["answer"] for row in HOSTILE], {})
+    reward.close()
+    ends = [(score.value, row.get("status", score.status)) for row, score in zip(HOSTILE, scores, strict=True)]
+    expected = [(row["expected"], score.status) for row, score in zip(HOSTILE, scores, strict=True)]
+    assert [(row, end) for row, end, right in zip(HOSTILE, ends, expected, strict=True) if end != right] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_batch_with_hostile_pairs_loses_nothing_and_pays_none_of_them() -> None:
+    """A thousand pairs, one in twenty hostile; of the others, which need algebra, every third is wrong."""
+    hostile = [row for row in HOSTILE if row["expected"] == 0]
+    rows = [
+        (str(row["answer"]), row["completion"], 0.0)
+        if i % 20 == 0 and (row := hostile[i // 20 % len(hostile)])
+        else (f"{i}x+{i % 89 + 1}", rf"\boxed{{{i % 89 + 1}+{i + (i % 3 == 0)}x}}", float(i % 3 != 0))
+        for i in range(1, 1001)
+    ]
+    reward = MathReward(workers=2, soft_limit_s=SOFT, hard_limit_s=HARD)
+    scores = reward([completion for _, completion, _ in rows], [gold for gold, _, _ in rows], {})
+    reward.close()
+    assert [(row, s) for row, s in zip(rows, scores, strict=True) if s.value != row[2]] == []
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_memory_of_the_pool_is_flat_over_20k_pairs() -> None:

@@ -2,7 +2,7 @@
 
 1. ``boxes`` finds the answer in a completion.
 2. ``canonical`` writes it and the gold answer in one spelling.
-3. ``written_numbers``, ``words``, ``units`` (with the lists in ``measures`` and ``nouns``) and ``notation`` read what
+3. ``written_numbers``, ``words``, ``units`` (with ``measures`` and ``nouns``) and ``notation`` read what
    needs no algebra.
 4. ``answer_rules`` decides by them, or makes a ``Job`` for math-verify in a worker process (``sandbox/math_judge.py``),
    and reviews the worker's verdict.

@@ -14,16 +14,15 @@ _BARE = re.compile(
     r"(?!\s*(?:[_^/+=>!']|\*(?!\*)|<(?![/a-z])|-\s?\d|\\(?:cdot|times|div|frac|sqrt|pi|over|le|ge|ne|pm)(?![A-Za-z]))|[A-Za-z(])"
 )
 """A box without braces, around what is surely all of its content: ``\\boxed 5/7`` is none."""
-_GAP = r"(?:[\s$]|\\[()\[\],;:!]|\\q?quad(?![a-zA-Z])|~)*"
+_GAP = r"(?:[\s$]|\\[()\[\],;:!]|\\q?quad(?![a-zA-Z])|~)*+"
 _NAME = r"(?:[A-Za-z]|\\[a-z]+)(?:_(?:\{\w+\}|\w))?"
-_LABEL = r"(?<![\w\\])(?:\\text\s*\{\s*)?\(?(?P<label>[a-h]|i{1,3}|iv|v)\)[:.]?(?:\s*\})?"
+_LABEL = r"(?<![\w\\])(?:\\text\s*\{\s*)?\(?(?P<label>[a-h])\)[:.]?(?:\s*\})?"
 _BETWEEN = re.compile(
     rf"{_GAP}(?:(?P<noun>(?!(?:\\text\s*\{{)?[\s,]*(?:and|or)\b)(?:[a-z]{{2,}}|\\text\s*\{{[^{{}}]{{1,20}}\}})){_GAP})?"
     rf"(?:(?P<comma>[,;]){_GAP})?(?:(?:\\text\s*\{{\s*,?\s*)?(?P<word>and|or)(?:\s*\}})?{_GAP})?"
-    rf"(?:{_LABEL}{_GAP})?(?:(?P<name>{_NAME}){_GAP}={_GAP})?"
+    rf"(?:{_LABEL}{_GAP})?(?:{_NAME}{_GAP}={_GAP})?"
 )
 _LABEL_BEFORE = re.compile(rf"{_LABEL}{_GAP}(?:{_NAME}{_GAP}={_GAP})?$")
-_NAME_BEFORE = re.compile(rf"(?<![A-Za-z\\^])({_NAME}){_GAP}={_GAP}$")
 _PERCENT = re.compile(rf"{_GAP}(?:\\text\s*\{{\s*)?(?:\\?%|per ?cent(?:age)?(?![a-zA-Z])|pct(?![a-zA-Z]))")
 _FARTHEST = 60
 """Most characters between two boxes of one answer."""
@@ -47,8 +46,8 @@ def boxed_answer(text: str, *, adjacent: bool = False) -> Boxed | None:
     one is not closed.
 
     Boxes with nothing but a comma, "and" or "or" between them are one list: ``\boxed{1} and \boxed{2}`` is ``1, 2``. A
-    noun may stand behind a box and a name before it: ``x=\boxed{1}, y=\boxed{2}`` is ``x=1, y=2``. With ``adjacent``,
-    for gold answers, boxes with nothing between them are one list as well.
+    noun may stand behind a box and a name before it: ``x_1=\boxed{1}, x_2=\boxed{2}`` is ``1, 2``. With
+    ``adjacent``, for gold answers, boxes with nothing between them are one list as well.
     """
     text = _BARE.sub(lambda box: f"\\boxed{{{box['content']}}}", text)
     last = last_boxed(text)
@@ -59,7 +58,7 @@ def boxed_answer(text: str, *, adjacent: bool = False) -> Boxed | None:
     # of boxes in a box the outermost counts
     boxes = [box for box in closed if not any(start < box[1] and box[2] < end for _, start, end in closed)]
     first, _, end = boxes[-1]
-    parts, words, names, labels = [last], list[str](), list[str](), list[str]()
+    parts, words, labels = [last], list[str](), list[str]()
     for begin, start, stop in reversed(boxes[:-1]):
         match = _joins(text[stop:first], adjacent)
         part = text[start : stop - 1]
@@ -71,7 +70,6 @@ def boxed_answer(text: str, *, adjacent: bool = False) -> Boxed | None:
             labels.insert(0, match["label"])
         parts.insert(0, part)
         words.insert(0, match["word"] or "")
-        names.insert(0, match["name"])
         first = begin
     if labels and (before := _LABEL_BEFORE.search(text, max(first - _FARTHEST, 0), first)):
         named = zip([before["label"], *labels], parts, strict=True)  # (a) \boxed{3} (b) \boxed{5}
@@ -79,8 +77,6 @@ def boxed_answer(text: str, *, adjacent: bool = False) -> Boxed | None:
         return Boxed(answer, (text[:first] + text[end:]).strip(), percent=False)
     if labels:
         parts, words, first = [last], [], boxes[-1][0]
-    if len(parts) > 1 and all(names) and (before := _NAME_BEFORE.search(text, max(first - _FARTHEST, 0), first)):
-        parts = [f"{name}={part}" for name, part in zip([before[1], *names], parts, strict=True)]
     links = [rf" \text{{ {word} }} " if word else ", " for word in words]
     answer = "".join(f"{part}{link}" for part, link in zip(parts, [*links, ""], strict=True))
     return Boxed(answer, (text[:first] + text[end:]).strip(), percent=_PERCENT.match(text, end) is not None)

@@ -163,13 +163,7 @@ def leaves_work(gold: str, answer: str) -> bool:
     has none. ``|x|<3`` is as simple as ``-3<x<3``; ``|x-1|<3`` is still to be solved."""
     if _SOLVED.fullmatch(answer):
         return False
-    return _has_work(_value(answer)) and not _has_work(_value(gold))
-
-
-def _value(text: str) -> str:
-    """The text after the only ``=`` outside all brackets; all of ``text`` if there is no such ``=``, or several."""
-    sides = split_top(text, "=")
-    return sides[1] if len(sides) == 2 else text
+    return _has_work(answer) and not _has_work(gold)
 
 
 def _has_work(text: str) -> bool:
@@ -224,21 +218,20 @@ def with_commas(text: str) -> str:
     return _SPACED.sub(listed, text) if " " in text else text
 
 
-_PART = re.compile(r"(?:^|(?<=[\s,;.]))(?:\\text ?\{ ?(?:part )?)?\(?([a-h]|i{1,3}|iv|v)\)[ :.]*\}?", re.IGNORECASE)
-_ORDERS = (list("abcdefgh"), ["i", "ii", "iii", "iv", "v"])
+_PART = re.compile(r"(?:^|(?<=[\s,;.]))(?:\\text ?\{ ?(?:part )?)?\(?([a-h])\)[ :.]*\}?", re.IGNORECASE)
 
 
 def parts(text: str) -> list[str] | None:
     """The answers to the parts of a question, ``(a) 3 (b) 5``, if these are named in order."""
     labels = list(_PART.finditer(text)) if ")" in text else []
     named = [label[1].lower() for label in labels]
-    if len(labels) < 2 or labels[0].start() > 0 or not any(named == order[: len(named)] for order in _ORDERS):
+    if len(labels) < 2 or labels[0].start() > 0 or named != list("abcdefgh")[: len(named)]:
         return None
     bounds = [label.span() for label in labels] + [(len(text), len(text))]
     return [text[end:start].strip(" ,;.") for (_, end), (start, _) in pairwise(bounds)]
 
 
-_DOTS = re.compile(r"(-?\d{1,6}), ?(?:(-?\d{1,6}), ?)*\\ldots ?, ?(-?\d{1,6})")
+_ROW = re.compile(r"(?<![\d.])-?\d{1,6}(?![\d.])(?:, ?-?\d{1,6}(?![\d.]))*+(?:, ?(?P<dots>\\ldots) ?, ?-?\d{1,6})?")
 _LONGEST_ROW = 200
 
 
@@ -246,6 +239,8 @@ def without_dots(text: str) -> str:
     r"""``text`` with the numbers that dots stand for: ``0,1,\ldots,4`` is ``0,1,2,3,4``."""
 
     def written_out(row: re.Match[str]) -> str:
+        if not row["dots"]:
+            return row[0]
         *first, last = map(int, re.findall(r"-?\d+", row[0]))
         step = first[1] - first[0] if len(first) > 1 else 1
         if step == 0 or (last - first[0]) % step or not len(first) < (last - first[0]) // step < _LONGEST_ROW:
@@ -253,7 +248,7 @@ def without_dots(text: str) -> str:
         full = list(range(first[0], last + (1 if step > 0 else -1), step))
         return ", ".join(map(str, full)) if full[: len(first)] == first else row[0]
 
-    return _DOTS.sub(written_out, text) if r"\ldots" in text else text
+    return _ROW.sub(written_out, text) if r"\ldots" in text else text
 
 
 _INTERVAL = re.compile(r"\s*[(\[][^()\[\],]+,[^()\[\],]+[)\]]\s*")
@@ -275,7 +270,7 @@ def as_tuple(text: str) -> str | None:
     if line := _LINE.fullmatch(vector):
         entries = line[2].split(r"\\" if r"\\" in line[2].strip().removesuffix(r"\\") else "&")
         return _tuple(entries) if len(entries) > 1 and not any("&" in entry for entry in entries) else None
-    kind, items, _ = read_list(vector)
+    kind, items = read_list(vector)
     return _tuple(items) if len(items) > 1 and (kind == "[]" or (kind == "()" and vector != text)) else None
 
 
@@ -322,17 +317,12 @@ def general_solutions(gold: str, answer: str, name: str) -> tuple[str, str]:
 
 
 _WRAPPED = re.compile(r"(?s)\s*(\\\{|[(\[])(.*?)(\\\}|[)\]])\s*")
-_THOUSANDS_COMMA = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-_INDEXED = re.compile(rf"\s*({_NAME}|[A-Za-z]'*)\s*=\s*([^=]+)")
 
 
 @lru_cache(maxsize=8192)
-def read_list(text: str) -> tuple[str, tuple[str, ...], bool]:
-    """``(brackets, items, whether a comma in it may be that of thousands)`` of canonical ``text``.
-
-    The brackets are ``{}`` for a set, ``()``, ``[]``, ``(]`` or ``[)``, and ``""`` without brackets around the whole
-    text. Equations that give one name several values, as ``x=1, x=2`` and ``x_1=1, x_2=2``, are read as these values.
-    """
+def read_list(text: str) -> tuple[str, tuple[str, ...]]:
+    """``(brackets, items)`` of canonical ``text``; the brackets are ``{}`` for a set, ``()``, ``[]``, ``(]`` or ``[)``,
+    and ``""`` without brackets around the whole text."""
     wrapped = _WRAPPED.fullmatch(text)
     brackets = ""
     kind = (wrapped[1] + wrapped[3]).replace("\\", "") if wrapped else ""
@@ -342,15 +332,8 @@ def read_list(text: str) -> tuple[str, tuple[str, ...], bool]:
     if len(groups) > 1 and not brackets and any(len(split_top(group)) > 1 for group in groups):  # x=1, y=2; x=3, y=4
         assigned = [read_assignments(group) for group in groups]
         tuples = [_tuple(v for _, v in a) if a else f"({g})" for a, g in zip(assigned, groups, strict=True)]
-        return "", tuple(tuples), False
-    parts = [part.strip() for part in split_top(text)]
-    merged = [part.strip() for part in split_top(_THOUSANDS_COMMA.sub("", text))] if not brackets else parts
-    if len(merged) > 1 and ", " in text:  # 1,000, 2,000
-        parts = merged
-    named = [_INDEXED.fullmatch(part) for part in parts]
-    if len(parts) > 1 and all(named) and len({m[1].split("_")[0] for m in named if m}) == 1:
-        parts = merged = [m[2].strip() for m in named if m]
-    return brackets, tuple(parts), len(merged) < len(parts)
+        return "", tuple(tuples)
+    return brackets, tuple(part.strip() for part in split_top(text))
 
 
 @lru_cache(maxsize=8192)

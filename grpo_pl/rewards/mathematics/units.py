@@ -7,20 +7,15 @@ from functools import lru_cache
 
 from grpo_pl.rewards.mathematics.canonical import CURRENCIES
 from grpo_pl.rewards.mathematics.measures import FOLDED, SYMBOLS, UNITS, read_measure, same_measure
-from grpo_pl.rewards.mathematics.nouns import is_counted, same_noun
+from grpo_pl.rewards.mathematics.nouns import is_plural, same_noun, stems
 from grpo_pl.rewards.mathematics.words import is_word, turns, words_of
 from grpo_pl.rewards.mathematics.written_numbers import number_in_words, read_number
 
 _AREA = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
-_POWERS = {"squared": 2, "cubed": 3}
-_AFTER = words_of("old tall long high wide deep away apart thick")
 _BARE = words_of(
     "cm mm km in ft yd mi kg mg lb lbs oz sec secs min mins hr hrs yr yrs gal ml mph kph kmh kms kgs deg rad usd"
 )
 """Symbols in small letters that are units directly behind a number, where others may be products of variables."""
-_BARE_SPACED = words_of("ms ns us dl cl nm dm kb pt qt")
-_CAPITALS = words_of("MW GW TW MJ GJ TJ MV MN GB MB TB KB PB KM CM KG MPH KPH USD EUR GBP")
-"""Units in capitals that are recognised directly behind a number, where other capitals may be points (``5AB``)."""
 _RAISE = r"(?:\^\s*\{?\s*(?P<raise>[23])\s*\}?)?"
 _TEXT = r"\\text\s*\{(?P<unit>(?:[^{}]|\{[^{}]*\})*)\}"
 _NO_LETTERS = re.compile(r"\\[A-Za-z]+|\d[eE][+-]?\d")
@@ -39,9 +34,8 @@ _UNIT_ENDINGS = {
     ),
     "letter": re.compile(rf"(?P<core>.*{_NUMERIC_END})\s+(?P<unit>[mgtshlLNJWVK])\s*{_RAISE}"),
     "words": re.compile(r"(?P<core>.*\d)\s+(?P<unit>[^\W\d_]{2,}(?: [^\W\d_]{2,}){0,3})"),
-    "counter": re.compile("(?P<core>.*\\d)\\s*(?P<unit>[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]{1,4})"),
 }
-_CURRENCY_NAMES = frozenset(["dollar", "cent", "franc", "yuan", "peso", *CURRENCIES.values()])
+_CURRENCY_NAMES = frozenset(["dollar", *CURRENCIES.values()])
 _CURRENCY_FIRST = re.compile(
     r"(?P<sign>[+-]?)\s*(?:(?:US\s*)?\\text\s*\{\s*(?P<name>\w+)\s*\}|(?P<code>[A-Z]{3}))"
     r"\s*(?P<number>[+-]?\s*[\d.].*|\\frac.*)"
@@ -49,44 +43,24 @@ _CURRENCY_FIRST = re.compile(
 ANGLE_OF = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 _OHMS = re.compile(r"(?<=[\d\s}])(?:\\text\s*\{\s*(?P<prefix>[kMmμ])\s*\}\s*)?\\Omega\s*$")
 _MAGNITUDES = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_MAGNITUDES |= {name + "s": factor for name, factor in _MAGNITUDES.items()}
 _NOUN = re.compile(r"[^\W\d_]+(?:[-'’][^\W\d_]+)*")
 _NO_NOUN = words_of("""
-    and or nor xor but if then else than not no none never neither nothing nope without except unless isn't wrong
-    false incorrect right correct true maybe perhaps possibly probably either both between approximately approx about
-    around nearly almost roughly more less fewer greater most least over under above below times plus minus divided
-    multiplied squared cubed half halves quarter quarters third thirds double twice triple is are was equals equal be
-    to in of the mod modulo base factorial square cube prime multiple root sqrt log pi infinity inf undefined zero one
-    two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
-    nineteen twenty thirty forty fifty sixty seventy eighty ninety dozen dozens score gross hundred thousand million
-    billion trillion quadrillion quintillion sextillion googol lakh lakhs crore crores myriad k M B bn mn tn mln mld
-    bln mio mrd tsd mil bil tril hundreds thousands millions billions trillions tenth tenths hundredth hundredths
-    thousandth thousandths millionth millionths negative imaginary binary octal decimal hexadecimal
-    hex bin oct dec kilo mega giga tera hecto deca deci centi milli micro nano pico doubled tripled quadrupled halved
-    multiplied fold power powers exponent ppm ppb percent percentage pct permille oder und nicht kein keine nein nie
-    falsch richtig vielleicht etwa hundert tausend millionen milliarde milliarden billionen dutzend ou et pas non ne
-    jamais faux cent mille milliard milliards douzaine o y nunca jamás falso quizás cien ciento miles millón millones
-    billón billones docena oppure mai forse cento mila milione milioni miliardo miliardi dozzina e não talvez milhão
-    milhões bilhão bilhões dúzia en niet geen nooit honderd duizend miljoen miljard lub i nigdy sto tysiąc tysiące
-    tysięcy milion miliony miliard или и не нет никогда сто тысяча тысячи тысяч миллион миллиона миллионов миллиард
-    миллиарда миллиардов дюжина
+    and if then no none false incorrect maybe perhaps possibly probably either both between approximately about around
+    nearly almost roughly more less fewer over under above below times plus minus half halves quarter quarters double
+    twice triple modulo base to in of is are negative imaginary percent cent
+    dozen gross hundred thousand million billion trillion lakh crore k M B
     """)
-_ORDINAL = re.compile(
-    r"(?:(?:twen|thir|for|fif|six|seven|eigh|nine)ty-)?"
-    r"(?:first|third|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|(?:thir|four|fif|six|seven|eigh|nine)teen"
-    r"|(?:twen|thir|for|fif|six|seven|eigh|nine)tie|hundred|thousand|[mb]illion)th)s?",
-    re.IGNORECASE,
-)
-_NO_NOUN_SIGNS = frozenset("不没沒非无無未或和与與但错錯百千万萬亿億兆십백천만억없")
+"""Words that change the number before them, or say that it is none."""
+_GROUPS = words_of("pair couple twin trio score ten one zero decimal")
+"""Nouns that are several, or parts of a number: six pairs are twelve."""
+_ORDINAL = re.compile(r"thirds?|.*(?:fif|six|ven|eigh|nin|te?en|twelf|tie|dred|sand|llion)ths?", re.IGNORECASE)
 _ALSO_UNITS = frozenset({"in", "miles", "cent", "B"})
 _FACTOR = re.compile(
     r"\s*(?:(?P<divide>/|\\div(?![a-zA-Z])|(?i:per)\b|(?<=\s)an?\s|\\frac)|(?P<times>\\cdot(?![a-zA-Z])|\\times(?![a-zA-Z])|\*|⋅)"
     r"|\^\s*\{?\s*(?P<power>[+-]?\d)\s*\}?|\^?\s*\{?\s*\\circ\s*\}?\s*(?P<circ>[CFcf]?)(?![a-zA-Z])"
     r"|(?P<word>[^\W\d_](?:\.[^\W\d_])+\.?|[^\W\d_]+(?:[-'’][^\W\d_]+)*|¢)\.?)\s*"
 )
-_UPRIGHT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _BELOW = re.compile(r"/\s*\(([^()/]*)\)")
-_BETWEEN = re.compile(r"\s*(?:\\cdot(?![a-zA-Z])|\s|\*|⋅)\s*")
 _FRACTION_OF_UNITS = re.compile(
     r"\\frac\s*\{\s*\\text\s*\{([^{}]*)\}\s*\}\s*\{\s*\\text\s*\{([^{}]*)\}(\s*\^\s*\{?\s*[23]\s*\}?)?\s*\}"
 )
@@ -201,9 +175,9 @@ def _is_symbol(written: str, *, spaced: bool, raised: bool) -> bool:
     *_, word = written.split()
     if "/" in word:
         return all(read_measure(part) for part in word.split("/"))
-    if word in _BARE or (spaced and word in _BARE_SPACED):
+    if word in _BARE:
         return True
-    if (word.islower() and len(word) < 4) or (word.isupper() and not spaced and word not in _CAPITALS):
+    if (word.islower() and len(word) < 4) or (word.isupper() and not spaced):
         return False
     return (spaced or len(word) != 2 or word in SYMBOLS) and read_measure(word) is not None  # 4tW^2
 
@@ -211,7 +185,7 @@ def _is_symbol(written: str, *, spaced: bool, raised: bool) -> bool:
 @lru_cache(maxsize=8192)
 def _unit_name(text: str) -> str | None:
     """The unit or noun in one spelling, such as ``kg·m/s^2``; ``None`` for words that are neither, ``""`` for none."""
-    text = _BELOW.sub(lambda below: "/" + "/".join(_BETWEEN.split(below[1].strip())), text.strip(" .!,"))
+    text = _BELOW.sub(lambda below: "/" + "/".join(below[1].split()), text.strip(" .!,"))
     tokens = list(_FACTOR.finditer(text))
     if "".join(token.group() for token in tokens) != text:
         return None
@@ -221,7 +195,7 @@ def _unit_name(text: str) -> str | None:
     last, sign, power, skip = "", 1, 1, False
     for i, token in enumerate(tokens):
         word, following = words[i], words[i + 1] if i + 1 < len(words) else ""
-        if skip or (word in _AFTER and i == len(words) - 1 and last):
+        if skip:
             skip = False
             continue
         if word.casefold() in _AREA and (following.casefold() in ("unit", "units") or read_measure(following)):
@@ -229,10 +203,10 @@ def _unit_name(text: str) -> str | None:
             continue
         if word == "of" and (factors or noun):
             whole = [part for part in words[i + 1 :] if part not in ("the", "a", "an")]
-            if not (whole and all(map(is_noun, whole)) and is_counted(" ".join(whole))):
+            if not (whole and all(map(is_noun, whole))):
                 return None
             break
-        raised = int(token["power"] or _POWERS.get(word.casefold(), 1))
+        raised = int(token["power"] or 1)
         if raised != 1:
             if not last:
                 return None
@@ -288,13 +262,14 @@ def is_noun(word: str) -> bool:
     """True for one word that may follow a number in a gold answer; false for ``or``, ``not``, ``million`` …"""
     if not _NOUN.fullmatch(word) or _ORDINAL.fullmatch(word) or turns(word) or number_in_words(word):
         return False
-    return _NO_NOUN.isdisjoint({word, word.casefold()}) and _NO_NOUN_SIGNS.isdisjoint(word)
+    return _NO_NOUN.isdisjoint({word, *stems(word)})
 
 
-def is_known(unit: str) -> bool:
-    """True for units of measure and for the nouns that may follow a number where the gold answer has none. ``5 B`` may
-    be bytes or billions."""
-    return all((name in UNITS and name != "B") or is_counted(name) for name, _ in _factors(unit))
+def is_known(unit: str, quantity: str = "") -> bool:
+    """True for units of measure and for nouns that may follow a number where the gold answer has none: in the plural,
+    or behind a 1. ``5 B`` may be bytes or billions."""
+    names = [name for name, _ in _factors(unit) if name not in UNITS or name == "B"]
+    return all((quantity == "1" or is_plural(name)) and _GROUPS.isdisjoint(stems(name.split()[-1])) for name in names)
 
 
 def same_unit(gold: str, answer: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from grpo_pl.rewards.mathematics.nouns import is_counted, singular
+from grpo_pl.rewards.mathematics.nouns import singular
 from grpo_pl.rewards.mathematics.written_numbers import number_in_words
 
 
@@ -14,23 +14,18 @@ def words_of(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_FUNCTIONS = words_of("sin cos tan cot sec csc ln log lg exp sqrt max min gcd lcm det pi arcsin arccos arctan")
 _VARIABLES = re.compile("[bcdfghkmnpqrstvwxyz]+|[abcd]+|[tuvwxyz]+|[axyz]+|[abxy]+|[mnpqrs]+|[abpqr]+|[abmn]+")
-_ROMAN = re.compile("M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})", re.IGNORECASE)
-_SMALL_WORDS = words_of("bad dab cab dad add baa")
 
 
 def is_word(letters: str) -> bool:
-    """True for a bare run of letters that is a word or a name; false for products of variables and for functions.
+    """True for a bare run of letters that is a word or a name; false for products of variables.
 
     A product has at most four letters, all in lower case and from one set of letters that occur together as variables:
-    ``xy``, ``abc``, ``mn``. Anything else is a word (``no``, ``odd``), and so are capitals and Roman numerals (``IX``).
+    ``xy``, ``abc``, ``mn``. Anything else is a word (``no``, ``odd``), and so are capitals (``IX``).
     """
-    if len(letters) < 2 or letters in _FUNCTIONS:
+    if len(letters) < 2:
         return False
-    if len(letters) > 4 or not letters.islower() or letters in _SMALL_WORDS:
-        return True
-    return _VARIABLES.fullmatch(letters) is None or (len(letters) > 2 and _ROMAN.fullmatch(letters) is not None)
+    return len(letters) > 4 or not letters.islower() or _VARIABLES.fullmatch(letters) is None
 
 
 _ORDINAL_ENDING = re.compile(r"(?<=\d)(?:st|[nr]d|th)(?![A-Za-z])")
@@ -61,8 +56,6 @@ def as_words(text: str) -> str | None:
         return None
     if not wrapped and (re.search(r"[\d(]", words) or not any(map(is_word, re.findall(r"[^\W\d_]+", words)))):
         return None  # abc may be a product of three letters
-    if not wrapped and any(part in _FUNCTIONS for part in words.split()):
-        return None
     if not any(is_word(part.casefold()) for part in re.findall(r"[^\W\d_]+", words)):
         return words  # AB is not ab, which is a product
     return _LETTERS.sub(lambda part: part[0] if _HAS_CASE.fullmatch(part[0]) else part[0].casefold(), words)
@@ -70,6 +63,8 @@ def as_words(text: str) -> str | None:
 
 _UNSAID = words_of("an the is are it there on in at has have does do option choice answer")
 """Words that a text answer may hold or leave out."""
+_KINDS = words_of("function number triangle circle colour color")
+"""Nouns that may stand beside a text answer, as they say what kind of thing it is."""
 _SAME = [
     {"no solution", "no real solution", "none", "empty set"},
     {"not exist", "dne", "no limit"},
@@ -103,7 +98,7 @@ def same_words(gold: str, answer: str, *, name: bool) -> bool:
     rest = theirs[:more] if theirs[more:] == ours else theirs[len(ours) :] if theirs[: len(ours)] == ours else None
     if not rest:
         return rest is not None
-    return len(rest) == 1 and is_counted(rest[0]) and not (name or is_counted(ours[-1]) or turns(ours[-1]))
+    return len(rest) == 1 and rest[0] in _KINDS and not (name or ours[-1] in _KINDS or turns(ours[-1]))
 
 
 def _said(words: str) -> list[str]:
@@ -120,7 +115,6 @@ _GREEK = (
     "alpha|beta|gamma|delta|epsilon|varepsilon|zeta|eta|theta|vartheta|iota|kappa|lambda|mu|nu|xi|pi|rho|sigma|tau|upsilon|phi"
     "|varphi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Phi|Psi|Omega|ell|hbar|Pr|Re|Im"
 )
-_POINTS = r"(?:\\text\s*\{[A-Z]{1,4}\}|[A-Z]{1,4}|[A-Z](?:_\w|')?)"
 _TEXT = r"\\text\s*\{\s*[^\W\d_][^{}\d,=<>]*\}"
 _ACCENT = (
     r"\\(?:overline|vec|hat|bar|tilde|dot|ddot|widehat|widetilde|overrightarrow|mathbb|mathcal|mathfrak|mathscr"
@@ -128,7 +122,7 @@ _ACCENT = (
 )
 _ATOM = (
     rf"(?:{_TEXT}|{_ACCENT}|\\(?:{_GREEK})(?![a-zA-Z])|\\(?:arg|dim|deg|det|rank|ker|min|max)\s*[A-Za-z]"
-    rf"|m?\s*\\(?:angle|triangle|measuredangle)\s*{_POINTS}|\[[A-Z]{{3,6}}\]|[A-Za-z]+)"
+    rf"|m?\s*\\(?:angle|triangle|measuredangle)\s*[A-Z]{{1,4}}|\[[A-Z]{{3,6}}\]|[A-Za-z]+)"
 )
 _INDEX = r"\s*_\s*(?:\{(?:[\w\s,+-]|\\text\s*\{\w+\}|\\[a-z]++)+\}|\w|\\text\s*\{\w+\})"  # ++: each has one reading
 _MARKS = r"(?:'++|\s*\^\s*(?:\{\s*(?:(?:\\prime\s*)+|\(\w+\)|-\s*1|\*|\\ast|\+)\s*\}|\\prime|\*))"
@@ -140,15 +134,10 @@ _DERIVATIVE = (
     rf"\\frac\s*\{{\s*{_D}{_POWER}(?:{_PLAIN})?\s*\}}\s*\{{\s*(?:{_D}(?:\\[a-z]++|[A-Za-z])\s*{_POWER})+\}}\s*"
     rf"(?:{_PLAIN}|\[[^\[\]]*\]|\([^()]*\))?|d[a-zA-Z]/d[a-zA-Z]"
 )
-_COMPOSED = rf"\(\s*[A-Za-z](?:\s*(?:\\circ|[-+]|\\cdot)\s*[A-Za-z])+\s*\)(?:{_MARKS})?{_ARGUMENT}"
 _NORM = rf"(?P<bar>\\?\||\\[lr]?[vV]ert\s*)\s*{_PLAIN}\s*(?:\\?\||\\[lr]?[vV]ert)"
-_TRIGONOMETRIC = rf"\\(?:sin|cos|tan|cot|sec|csc)\s*(?:\\(?:{_GREEK}|angle\s*[A-Z]{{1,3}})|[A-Za-z])"
-_NAMED = re.compile(
-    rf"\s*(?P<name>{_DERIVATIVE}|{_COMPOSED}|{_NORM}|{_TRIGONOMETRIC}|{_PLAIN})\s*=(?!=)\s*(?P<value>[^=]+)"
-)
+_NAMED = re.compile(rf"\s*(?P<name>{_DERIVATIVE}|{_NORM}|{_PLAIN})\s*=(?!=)\s*(?P<value>[^=]+)")
 _INDEXED = r"(?:_(?:\{[^{}]*\}|\w))?"
 _LETTER = re.compile(r"[A-Za-z](?:_\w+)?")
-_NO_LETTERS = re.compile(r"\\(?:text\s*\{[^{}]*\}|[A-Za-z]+)")
 _INDEXED_LETTERS = re.compile(rf"([A-Za-z]+)({_INDEXED}'*)(\s*\(\w\))?")
 _PRIMES = re.compile(r"\^(?:\\prime)+")
 _SPACES = re.compile(r"\s+|[{}]")
@@ -163,7 +152,7 @@ def is_equation(text: str) -> bool:
     name, value = (_SPACES.sub("", side) for side in (match["name"], match["value"]))
     if _LETTER.fullmatch(name) is None:  # \theta, f(x)
         return re.search(rf"(?<![A-Za-z\\]){re.escape(name)}(?![A-Za-z_'(])", value) is not None
-    for letters, marks, argument in _INDEXED_LETTERS.findall(_NO_LETTERS.sub(" ", match["value"])):
+    for letters, marks, argument in _INDEXED_LETTERS.findall(match["value"]):
         factors = [letters] if is_word(letters) else [*letters[:-1], letters[-1] + _SPACES.sub("", marks)]
         if name in factors and not (argument and name == factors[-1]):
             return True

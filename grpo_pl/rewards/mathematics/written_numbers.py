@@ -12,7 +12,6 @@ ABSOLUTE_TOLERANCE = Fraction(5, 10**7)
 """Decimals are compared to six places, as in math-verify."""
 _PLACES = 6
 """Places that an unfinished decimal (``1.414213…``) must show."""
-_LONGEST_PERIOD = 40
 MAX_EXPONENT = 400
 MAX_NUMBER_CHARS = 2000
 """Longer texts are not read as a number: ``int`` and ``Fraction`` refuse more than 4,300 digits."""
@@ -58,11 +57,9 @@ def read_number(text: str, *, percent_is_hundredth: bool = True) -> Number | Non
         return None
     sign, whole, a1, b1, c1, c2, mantissa, p1, p2, before, period, begun, decimal, exponent, percent = match.groups()
     if begun:
-        before, period = _repetition(begun)
-        if not period:
-            decimal = begun if len(begun.partition(".")[2]) >= _PLACES else ""
-            if not decimal:
-                return None
+        if len(begun.partition(".")[2]) < _PLACES:
+            return None
+        decimal = begun
     quotient = False
     power = int(p1 or p2 or exponent or 0) if len(p1 or p2 or exponent or "") <= 5 else MAX_EXPONENT + 1
     if abs(power) > MAX_EXPONENT:
@@ -85,17 +82,6 @@ def read_number(text: str, *, percent_is_hundredth: bool = True) -> Number | Non
     return Number(value=-value if sign == "-" else value, decimal=inexact, quotient=quotient)
 
 
-def _repetition(begun: str) -> tuple[str, str]:
-    """What stands before the period of the decimal ``begun``…, and the period: its last digits, if they occur twice in
-    a row, or three times where it is one digit; ``""`` if none do."""
-    places = len(begun.partition(".")[2])
-    for length in range(1, min(places // 2, _LONGEST_PERIOD) + 1):
-        times = 2 if length > 1 else 3
-        if begun.endswith(begun[-length:] * times) and times * length <= places:
-            return begun[:-length], begun[-length:]
-    return begun, ""
-
-
 def same_number(gold: Number, answer: Number, relative_tolerance: float) -> bool:
     """True if the values are equal, or, if one is a decimal, |a − g| ≤ min(5·10⁻⁷, ``relative_tolerance`` · |g|)."""
     difference = abs(gold.value - answer.value)
@@ -111,7 +97,6 @@ _TENS_IN_WORDS = "twenty thirty forty fifty sixty seventy eighty ninety"
 SMALL = {word: i for i, word in enumerate(f"{_TO_SIXTEEN} seventeen eighteen nineteen".split())}
 """Words for the numbers below twenty -> the number."""
 _TENS = {word: 10 * i for i, word in enumerate(_TENS_IN_WORDS.split(), 2)}
-_SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
 _SPECIAL = {1: "half", 3: "third", 5: "fifth", 8: "eighth", 9: "ninth", 12: "twelfth"}
 _PARTS = {"half": 2, "quarter": 4, "hundredth": 100, "thousandth": 1000} | {
     _SPECIAL.get(number, f"{word}th"): number for word, number in SMALL.items() if number > 2
@@ -120,27 +105,10 @@ _PARTS = {"half": 2, "quarter": 4, "hundredth": 100, "thousandth": 1000} | {
 
 
 def _cardinal(parts: Sequence[str]) -> int | None:
-    """The whole number that the words of ``twenty one`` or ``three hundred and five`` are; ``a`` is one."""
-    if not parts or parts == ["a"]:
-        return 1 if parts else None
-    total, group, last = 0, -1, 10**12
-    for place, part in enumerate(parts):
-        if part in ("and", ",") and parts[place - 1] in _SCALES and 0 < place < len(parts) - 1:
-            continue
-        if (scale := _SCALES.get(part)) is not None:
-            group = 1 if parts[:place] == ["a"] else group
-            if group < 1 or (scale == 100 and group > 9) or (scale > 100 and scale >= last):
-                return None
-            total, group, last = (total, group * 100, last) if scale == 100 else (total + group * scale, -1, scale)
-            continue
-        value = SMALL.get(part, _TENS.get(part, -1))
-        fits = group < 0 or (group % 100 == 0 and group > 0) or (group % 100 in _TENS.values() and 0 < value < 10)
-        if part == "a" and place == 0:
-            continue
-        if value < 0 or not fits:
-            return None
-        group = max(group, 0) + value
-    return None if group < 0 and total == 0 else total + max(group, 0)
+    """The number below a hundred that the words of ``twenty one`` are; ``a`` is one."""
+    if len(parts) == 2 and parts[0] in _TENS and 0 < SMALL.get(parts[1], 10) < 10:
+        return _TENS[parts[0]] + SMALL[parts[1]]
+    return {**SMALL, **_TENS, "a": 1}.get(parts[0]) if len(parts) == 1 else None
 
 
 def number_in_words(words: str) -> Number | None:

@@ -214,7 +214,7 @@ def is_undefined(expr: Any) -> bool:
 _OR = re.compile(r"\\lor(?![a-zA-Z])")
 _AND = re.compile(r"\\land(?![a-zA-Z])")
 _BUILDER = re.compile(
-    r"\\\{\s*(?P<variable>(?:[^{}|:]|\{[A-Z]\})*?)\s*(?:\\mid(?![a-zA-Z])|[|:])(?P<condition>.*)\\\}", re.DOTALL
+    r"\\\{(?P<variable>(?:(?!\\mid(?![a-zA-Z]))[^{}|:]|\{[A-Z]\})*+)(?:\\mid|[|:])(?P<condition>.*)\\\}", re.DOTALL
 )
 _RELATION = re.compile(r"[<>]|\\(?:le|ge|ne)(?![a-zA-Z])")
 _BRACKETS = re.compile(r"[()\[\]]|\\[{}]")
@@ -262,7 +262,7 @@ def _split_conditions(text: str) -> list[str]:
 
 def _without_parentheses(text: str) -> str:
     inner = text.strip()
-    return inner[1:-1] if re.fullmatch(r"\([^()]*[<>=\\][^()]*\)", inner) and "," not in inner else inner
+    return inner[1:-1] if re.fullmatch(r"\((?=[^()<>=\\]*+[<>=\\])[^()]*+\)", inner) and "," not in inner else inner
 
 
 def _is_condition(text: str) -> bool:

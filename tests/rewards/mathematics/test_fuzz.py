@@ -143,23 +143,23 @@ UNITS = {
 }  # fmt: skip
 OWN = str.split("t h min day GB Gb MB Mb cal ft mi lb oz mol K °C °F mph ha")
 NOUNS = str.split("""
-    apple student marble ticket box book car train tree house window door dog cat bird fish horse chicken cow sheep
+    apple student marble ticket box book car train tree house window door dog cat bird horse chicken cow
     egg cookie cake pizza slice coin stamp card pencil pen page chapter letter word friend team player game match
     goal point way path triangle circle vertex edge side divisor factor solution integer subset permutation teacher
     worker customer bag basket bottle cup glass plate chair table room floor step row column seat flower rose tomato
     potato orange banana
 """)
 PLURALS = {
-    "box": "boxes", "fish": "fish", "sheep": "sheep", "vertex": "vertices", "glass": "glasses", "match": "matches",
+    "box": "boxes", "vertex": "vertices", "glass": "glasses", "match": "matches",
     "tomato": "tomatoes", "potato": "potatoes",
 }  # fmt: skip
 CHANGING = str.split("""
     half halves third thirds quarter quarters fifth fifths sixths sevenths eighths ninths tenths elevenths twelfths
     twentieths hundredths thousandths pair pairs couple couples dozen dozens score scores gross hundred thousands
-    million billions trio quartets kilo mega giga milli micro double doubled triple tripled squared cubed halved
+    million billions trio trios kilo mega giga milli micro double doubled triple tripled squared cubed halved
     negative minus plus imaginary complex binary octal hexadecimal factorial root log percent ppm mod times fold
-    million more less fewer not or maybe wrong approximately Hälfte Drittel Viertel Dutzend Paar tiers demi doble
-    mitad tercios половина треть пара 半 倍 対 双
+    million more less fewer not or maybe wrong approximately Hälfte Drittel Viertel Dutzend Paar demi doble
+    mitad половина треть пара 半 倍 対 双
 """)
 
 
@@ -235,9 +235,10 @@ def products(rng: random.Random) -> Pair:
 
 def counted_noun(rng: random.Random) -> Pair:
     noun, number = rng.choice(NOUNS), _number(rng)
-    spelling = rng.choice([noun, PLURALS.get(noun, noun + "s"), PLURALS.get(noun, noun + "s").capitalize()])
+    plural = PLURALS.get(noun, noun + "s")
+    spelling = rng.choice([plural, plural.capitalize()])
     dressed = _dressed(rng, number, spelling)
-    gold = rng.choice([number, rf"{number}\text{{ {PLURALS.get(noun, noun + 's')}}}"])
+    gold = rng.choice([number, rf"{number}\text{{ {plural}}}"])
     return gold, dressed, True
 
 
