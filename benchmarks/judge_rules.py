@@ -20,7 +20,6 @@ import multiprocessing
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -114,14 +113,14 @@ def neutral(value: ast.expr) -> ast.expr | None:
 
 def entries(value: ast.expr) -> Iterator[tuple[str, list[list[Any]], int]]:
     """(text, lists that lose an item, place) of each rule of a table: a pattern or function, with what belongs to it.
-    A table of nothing but texts and numbers is data."""
-    with suppress(ValueError):
-        ast.literal_eval(value)
+    A table of texts and numbers is data, such as that of units."""
+    nodes = list(ast.walk(value))
+    table = next((node for node in nodes if isinstance(node, ast.Dict | ast.List)), None)
+    if table is None or not any(isinstance(node, ast.Attribute) for node in nodes):
         return
-    table = next((node for node in ast.walk(value) if isinstance(node, ast.Dict | ast.List)), None)
-    held = [table.keys, table.values] if isinstance(table, ast.Dict) else [table.elts] if table is not None else []
-    for place, item in enumerate(held[0] if held else []):
-        yield ast.unparse(item), held, place
+    columns = [table.keys, table.values] if isinstance(table, ast.Dict) else [table.elts]
+    for place, item in enumerate(columns[0]):
+        yield ast.unparse(item or table), columns, place
 
 
 def neutral_bodies(function: ast.FunctionDef) -> Iterator[ast.expr]:

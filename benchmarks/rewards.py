@@ -130,20 +130,26 @@ def measure(repeats: int) -> dict[str, Any]:
 
 def distinct_pairs_by_workers(repeats: int) -> dict[str, float]:
     """Medians of pairs per second where all pairs differ: math-verify alone, and pools of one and of two workers. Each
-    batch is judged by all three in an order that changes, so that the load of the machine is the same for them."""
+    batch is judged by all three in an order that changes, so that the load of the machine is the same for them; pairs
+    per CPU second of this process and one worker hardly depend on it."""
     pools = {f"workers_{count}": MathReward(soft_limit_s=SOFT_LIMIT_S, workers=count) for count in (1, 2)}
     speeds: dict[str, list[float]] = {"math_verify": [], **{name: [] for name in pools}}
+    per_cpu_second: list[float] = []
     for reward in pools.values():
         reward.start()
     for seed in range(repeats):
         texts, rows = batch(300 + seed, prompts=300, group=1)
         for name in random.Random(seed).sample(sorted(speeds), len(speeds)):
             if name in pools:
+                used = cpu_seconds(pools[name])
                 speeds[name].append(pairs_per_second(pools[name], texts, rows)[0])
+                if name == "workers_1":
+                    per_cpu_second.append(len(texts) / (cpu_seconds(pools[name]) - used))
             else:
                 speeds[name].append(in_process_pairs_per_second(texts, rows))
     for reward in pools.values():
         reward.close()
+    speeds["workers_1_per_cpu_second"] = per_cpu_second
     return {name: round(statistics.median(found), 1) for name, found in speeds.items()}
 
 

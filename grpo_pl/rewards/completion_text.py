@@ -10,7 +10,7 @@ BOX = re.compile(r"\\boxed\s*\{")
 _STARTS_WITH_BOX = re.compile(rf"\s*{BOX.pattern}")
 BRACES = re.compile(r"\\[\\{}]|[{}]")
 """Braces, and what a backslash escapes of them."""
-_LENGTH = r"[-+]?\s*[\d.,]*\s*(?:pt|mu|em|ex|cm|mm|in|pc|bp|dd|cc|sp|fil{1,3})(?![A-Za-z])"
+_LENGTH = r"[-+]?\s*+[\d.,]*+\s*+(?:pt|mu|em|ex|cm|mm|in|pc|bp|dd|cc|sp|fil{1,3})(?![A-Za-z])"
 _HIDING = re.compile(
     r"\\(?:[hv]?phantom|[hv]space\*?|textcolor|color|label|raisebox)(?![A-Za-z])\s*+(?:\[[^\[\]]*\]\s*+)?"
     r"(?:\{|\\[A-Za-z]+|[^\s\\{}])"

@@ -19,7 +19,7 @@ import pytest
 import regex
 
 import grpo_pl.rewards
-from grpo_pl.rewards import FormatReward, LenientAnswerReward, MathReward, StrictAnswerReward
+from grpo_pl.rewards import FormatReward, LenientAnswerReward, StrictAnswerReward
 from grpo_pl.rewards.completion_text import is_blank, last_boxed, stated_answer
 from grpo_pl.rewards.mathematics.boxes import boxed_answer
 from grpo_pl.rewards.mathematics.second_opinion import boxed_answers
@@ -117,11 +117,11 @@ def test_the_lenient_rule_finds_an_answer_wherever_it_stands_in_a_long_text() ->
 # --- every regular expression ---
 
 WHOLE_TEXTS = ("mathematics.boxes", "mathematics.second_opinion")
-"""Modules that read whole completions; the others of `mathematics` and the judge of ``sandbox`` read answers of at most
-``max_answer_chars`` characters, in which `canonical` leaves one white space where there were several."""
-CUT = ("mathematics.", "sandbox.math_judge", "sandbox.task_queue")
+ANSWERS = ("mathematics.", "sandbox.math_judge", "sandbox.task_queue")
+"""Modules that read answers, in which `canonical` leaves one white space where there were several; those of
+``WHOLE_TEXTS`` read completions as they are."""
 METHODS = {"match", "search", "fullmatch", "findall", "finditer", "sub", "subn", "split"}
-STAND_INS = {"name": "x", "longest": 16}
+STAND_INS = {"name": "x", "letter": "x", "longest": 16}
 """Values of what literals in the source refer to and only a call knows."""
 
 
@@ -140,18 +140,20 @@ def patterns_in(value: Any) -> Iterator[re.Pattern[str]]:
 
 
 def every_pattern() -> dict[tuple[str, re.Pattern[str]], set[str]]:
-    """(module, pattern) -> the methods that the module calls: of its attributes, of what lists of them hold, and of
-    literals in the source."""
+    """(module, pattern) -> the methods that are called, or handed on, of a module's attributes, of what lists of them
+    hold, and of literals in the source."""
     found: dict[tuple[str, re.Pattern[str]], set[str]] = defaultdict(set)
+    elsewhere: dict[int, set[str]] = defaultdict(set)
     for name, module, tree in modules():
         calls, of_others = defaultdict(set), set[str]()
-        for node in ast.walk(tree):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in METHODS):
+        called = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        for attribute in ast.walk(tree):
+            if not (isinstance(attribute, ast.Attribute) and attribute.attr in METHODS):
                 continue
-            of, method = node.func.value, node.func.attr
+            of, method = attribute.value, attribute.attr
             of = of.value if isinstance(of, ast.Subscript) else of
-            said = ast.unparse(of)
-            if said in ("re", "regex"):
+            said, node = ast.unparse(of), called.get(id(attribute))
+            if said in ("re", "regex") and node is not None:
                 try:
                     literal = eval(ast.unparse(node.args[0]), vars(module), STAND_INS)
                 except (NameError, AttributeError):
@@ -162,12 +164,16 @@ def every_pattern() -> dict[tuple[str, re.Pattern[str]], set[str]]:
                     found[name, pattern].add(method)
             elif said.split(".")[0] in vars(module):
                 calls[said].add(method)
+                if re.fullmatch(r"[\w.]+", said):  # of another module, too
+                    elsewhere[id(eval(said, vars(module)))].add(method)
             elif method != "split":  # which texts have, too
                 of_others.add(method)
         for attribute, value in vars(module).items():
             direct = isinstance(value, re.Pattern | regex.Pattern)
             for pattern in patterns_in(value):
                 found[name, pattern] |= calls[attribute] or (set() if direct else of_others)
+    for (_, pattern), methods in found.items():
+        methods |= elsewhere[id(pattern)]
     return {key: methods for key, methods in found.items() if methods}
 
 
@@ -224,17 +230,16 @@ def attacks(pattern: re.Pattern[str], choices: int) -> set[tuple[str, str]]:
 def slow_patterns(choices: int, lengths: Sequence[int]) -> list[tuple[str, str, str, str, str]]:
     slow = []
     for (module, pattern), methods in every_pattern().items():
-        cut = module.startswith(CUT) and module not in WHOLE_TEXTS
+        answers = module.startswith(ANSWERS) and module not in WHOLE_TEXTS
         ways = {"fullmatch" if method in ("match", "fullmatch") else "findall" for method in methods}
         for start, repeated in attacks(pattern, choices):
 
-            def text(length: int, start: str = start, repeated: str = repeated, cut: bool = cut) -> str:
+            def text(length: int, start: str = start, repeated: str = repeated, answers: bool = answers) -> str:
                 written = start + (repeated * length)[:length] + "\0"
-                return re.sub(r"\s+", " ", written) if cut else written
+                return re.sub(r"\s+", " ", written) if answers else written
 
             for way in ways:
-                most = MathReward.max_answer_chars if cut else lengths[-1]
-                if growth(getattr(pattern, way), text, [length for length in lengths if length <= most]) > TOO_FAST:
+                if growth(getattr(pattern, way), text, lengths) > TOO_FAST:
                     slow.append((module, pattern.pattern, way, start, repeated))
                     break
             if slow and slow[-1][1] == pattern.pattern:
@@ -257,7 +262,10 @@ def test_regular_expressions_are_found_wherever_the_source_has_them() -> None:
     assert ("completion_text", r"\\boxed\s*\{") in found
     assert ("mathematics.canonical", r"\{,\}") in found  # in a list
     assert ("answer_reading", r"-?\d+(?:\.\d+)?") in found  # a literal in a function
-    assert len(found) > 150
+    in_modules = {(name, pattern) for name, module, _ in modules() for pattern in patterns_in(vars(module))}
+    unused = {(name, pattern.pattern) for name, pattern in in_modules if name.startswith("mathematics")} - found
+    assert unused == set()
+    assert len(found) > 250
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ _NAME = r"(?:[A-Za-z]|\\[a-z]+)(?:_(?:\{\w+\}|\w))?"
 _LABEL = r"(?<![\w\\])(?:\\text\s*\{\s*)?\(?(?P<label>[a-h])\)[:.]?(?:\s*\})?"
 _BETWEEN = re.compile(
     rf"{_GAP}(?:(?P<noun>(?!(?:\\text\s*\{{)?[\s,]*(?:and|or)\b)(?:[a-z]{{2,}}|\\text\s*\{{[^{{}}]{{1,20}}\}})){_GAP})?"
-    rf"(?:(?P<comma>[,;]){_GAP})?(?:(?:\\text\s*\{{\s*,?\s*)?(?P<word>and|or)(?:\s*\}})?{_GAP})?"
+    rf"(?:(?P<comma>[,;]){_GAP})?(?:(?:\\text\s*\{{\s*+(?:,\s*+)?)?(?P<word>and|or)(?:\s*\}})?{_GAP})?"
     rf"(?:{_LABEL}{_GAP})?(?:{_NAME}{_GAP}={_GAP})?"
 )
 _LABEL_BEFORE = re.compile(rf"{_LABEL}{_GAP}(?:{_NAME}{_GAP}={_GAP})?$")

@@ -213,7 +213,7 @@ _FONTS = (
     "|emph|underline|ensuremath|mbox"
 )
 _FONT = re.compile(rf"\\({_FONTS})\s*(?=\{{)")
-_COLOUR = re.compile(r"\\(?:textcolor|color|colorbox)\s*(?:\[[^\]]*\]\s*)?\{[^{}]*\}")
+_COLOUR = re.compile(r"\\(?:textcolor|color|colorbox)\s*(?:\[[^\[\]]*\]\s*)?\{[^{}]*\}")
 _SWITCHED_WORDS = re.compile(r"\{\s*\\(?:rm|bf|it|sf|tt|em)\s+([A-Za-z]{2}[A-Za-z .]*)\}")
 _SWITCH = re.compile(
     r"\\(?:bf|bfseries|it|itshape|sf|tt|em|boldmath|tiny|small|normalsize|[lL]arge|LARGE|[hH]uge)(?![a-zA-Z])\s*"
