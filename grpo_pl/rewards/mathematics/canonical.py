@@ -197,9 +197,9 @@ def canonical(text: str) -> str:
     in_words = _connective if _CONDITION.search(result) else ","  # 1 or 2 is a list
     result = _IN_WORDS.sub(in_words, result)
     result = re.sub(r"(?<=[\w})])\s*[.,;]+$", "", " ".join(result.split())).strip()
-    result = without_double_brackets(result)
-    if result.startswith("{") and group_end(result, 0) == len(result):
-        result = result[1:-1].strip()
+    for _ in range(MAX_NESTING):  # each pair doubles the work of the parser
+        if result.startswith("{") and group_end(result, 0) == len(result):
+            result = result[1:-1].strip()
     return result
 
 
@@ -235,23 +235,6 @@ def group_end(text: str, start: int) -> int:
         if depth == 0:
             return brace.end()
     return -1
-
-
-def without_double_brackets(text: str) -> str:
-    """``text`` with one pair of braces or parentheses where several enclose the same: ``((x))`` is ``(x)``. Each
-    further pair multiplies the work of a parser that does not know what a bracket begins."""
-    opened: list[int] = []
-    pairs: dict[int, int] = {}
-    for i, char in enumerate(text):
-        if char in "({" and text[i - 1 : i] != "\\":
-            opened.append(i)
-        elif char in ")}" and text[i - 1 : i] != "\\":
-            if not opened or text[opened[-1]] + char not in ("()", "{}"):
-                return text
-            pairs[opened.pop()] = i
-    inner = {i + 1: j - 1 for i, j in pairs.items() if pairs.get(i + 1) == j - 1 and text[i + 1] == text[i]}
-    dropped = {*inner, *inner.values()}
-    return "".join(char for i, char in enumerate(text) if i not in dropped) if dropped else text
 
 
 def plain_latex(text: str) -> str:
