@@ -342,22 +342,18 @@ def read_assignments(text: str) -> tuple[tuple[str, str], ...] | None:
     twice."""
     named = _NAMED_TUPLE.fullmatch(text)
     if named:
-        names = [_plain_name(name) for name in named[1].split(",")]
+        names = [name.strip() for name in named[1].split(",")]
         tuples = split_top(named[2])
         values = split_top(tuples[0].strip()[1:-1]) if len(tuples) == 1 else []
         pairs = list(zip(names, values, strict=True)) if len(names) == len(values) else []
     else:
         matches = [_ASSIGNMENT.fullmatch(part) for part in split_top(text)]
-        pairs = [(_plain_name(m[1]), m[2]) for m in matches if m is not None]
+        pairs = [(m[1], m[2]) for m in matches if m is not None]
         if len(pairs) < len(matches):
             return None
     if len(pairs) < 2 or len({name for name, _ in pairs}) < len(pairs):
         return None
     return tuple((name, value.strip()) for name, value in pairs)
-
-
-def _plain_name(name: str) -> str:
-    return re.sub("[{}]", "", symbols(name.strip()))
 
 
 def align_assignments(gold: str, answer: str) -> tuple[str, str] | None:
