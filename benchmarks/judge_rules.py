@@ -118,7 +118,7 @@ def entries(value: ast.expr) -> Iterator[tuple[str, list[list[Any]], int]]:
     table = next((node for node in nodes if isinstance(node, ast.Dict | ast.List)), None)
     if table is None or not any(isinstance(node, ast.Attribute) for node in nodes):
         return
-    columns = [table.keys, table.values] if isinstance(table, ast.Dict) else [table.elts]
+    columns: list[list[Any]] = [table.keys, table.values] if isinstance(table, ast.Dict) else [table.elts]
     for place, item in enumerate(columns[0]):
         yield ast.unparse(item or table), columns, place
 
