@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -56,6 +58,16 @@ def attention_by(model: PreTrainedModel, implementation: str) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation_internal = before
+
+
+def computing_dtype(model: PreTrainedModel) -> torch.dtype:
+    """The type in which ``model`` computes here and now: that of autocast, or the one in which FSDP2 gathers its
+    parameters, else that of its weights."""
+    device = model.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    gathered = model._get_fsdp_state()._mp_policy.param_dtype if isinstance(model, FSDPModule) else None
+    return gathered or model.dtype
 
 
 def attends_by_interface(model: PreTrainedModel) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 import torch
 from torch import Tensor
 
-from grpo_pl.policy.library_internals import unwrap
+from grpo_pl.policy.library_internals import computing_dtype, unwrap
 from grpo_pl.policy.quantization import plain_config
 from grpo_pl.policy.weights import checkpoint_weights, is_sharded
 from grpo_pl.rollout.engine import EngineDied, RolloutEngine, RolloutInterrupted, Watching
@@ -37,7 +37,7 @@ class ModelSpec:
     config: PreTrainedConfig
     """Of the model itself, without what is wrapped around it; names its architecture."""
     dtype: torch.dtype
-    """Type of the weights."""
+    """Type in which the policy computes; that of its weights may be wider."""
     device: torch.device
     """Device on which the engine computes."""
 
@@ -48,7 +48,7 @@ class ModelSpec:
         # the class that transformers knows; FSDP2 makes one of its own of it
         kinds = (kind.__name__ for kind in type(base).__mro__ if kind.__module__.startswith("transformers."))
         config.architectures = [next(kinds)]
-        return cls(config=config, dtype=model.dtype, device=model.device)
+        return cls(config=config, dtype=computing_dtype(base), device=model.device)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -115,7 +115,7 @@ def workload(parts: Any, policy: PreTrainedModel, *, gpus: int, prompt_tokens: i
     default = NativeChildEngine if ahead else NativeEngine
     engine = build(RolloutEngine, model.engine, "model.engine") if model.engine else default()
     own_type = getattr(engine, "dtype", None)
-    copied = weights if own_type is None else 4 if own_type == "float32" else 2
+    copied = compute if own_type is None else 4 if own_type == "float32" else 2
     on_cpu = parts.trainer.accelerator == "cpu"
     apart = engine.drawing_engine
     own, bytes_each, keeps = apart.memory_bytes, copied, isinstance(apart, NativeChildEngine)

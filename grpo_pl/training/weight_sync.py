@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from grpo_pl.distributed.collective import Collective
+from grpo_pl.policy.library_internals import computing_dtype
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.sampler import Samples
@@ -165,5 +166,4 @@ class WeightSyncCheck:
 
 
 def _in_float32(policy: PreTrainedModel, engine: RolloutEngine) -> bool:
-    computes = (getattr(engine, "dtype", None) or "float32") == "float32" and policy.dtype == torch.float32
-    return computes and not torch.is_autocast_enabled(policy.device.type)
+    return getattr(engine, "dtype", None) in (None, "float32") and computing_dtype(policy) == torch.float32

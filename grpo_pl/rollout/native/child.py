@@ -29,7 +29,7 @@ class NativeChildEngine(ChildEngine):
     max_batch_rows: int = 0
     """Most completions decoded at once; 0 takes all of them."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Type of the engine's weights and computation; null takes the policy's."""
+    """Type of the engine's weights and computation; null takes the one in which the policy computes."""
     decoder: str | None = field(default=None, init=False, compare=False)
     """As in `NativeEngine`."""
 

@@ -41,8 +41,8 @@ class VLLMEngine(ChildEngine):
     """Memory for keys and values, in GiB. It must hold ``max_tokens`` at least; where it does not hold all rows, some
     are computed again."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Type of the engine's weights and computation; null takes the policy's. One of lower precision makes rollouts
-    off-policy by its rounding."""
+    """Type of the engine's weights and computation; null takes the one in which the policy computes. Another makes
+    rollouts off-policy by its rounding."""
     engine_args: dict[str, Any] = field(default_factory=dict)
     """Further arguments of vLLM's ``EngineArgs`` by its names, such as ``enforce_eager: false``."""
 

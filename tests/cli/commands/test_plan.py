@@ -165,6 +165,11 @@ def test_the_memory_of_vllm_is_read_from_its_configuration() -> None:
     parts.model.engine.init_args.kv_cache_gib, parts.model.engine.init_args.dtype = 3.5, "bfloat16"
     work = _work(parts)
     assert (work.engine_bytes, work.engine_weight_bytes) == (4.5 * 2**30, 2)
+    parts.model.engine.init_args.dtype = None  # the type in which the policy computes, whatever its weights have
+    assert _work(parts).engine_weight_bytes == 4
+    parts.trainer.precision = "bf16-mixed"
+    work = _work(parts)
+    assert (work.weight_bytes, work.engine_weight_bytes) == (4, 2)
     assert _work(_settings()).engine_bytes is None
 
 

@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from grpo_pl.policy.lora import Lora, add_adapters
 from grpo_pl.rollout.child.engine_process import EngineProcess
 from grpo_pl.rollout.copy_engine import ModelSpec
 from grpo_pl.rollout.engine import EngineDied, RolloutInterrupted
+from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.engine import NativeEngine
+from grpo_pl.rollout.vllm import VLLMEngine
 from tests.forked import Forked
 from tests.process_list import gone, lives
 from tests.rollout.drawn import UNEVEN, assert_same, build_model, generate, make_keys
@@ -219,6 +221,27 @@ def test_a_sharded_policy_is_pushed_before_ranks_draw(make_engine: Any, tmp_path
         assert engine.pushes == 2
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", [NativeChildEngine, VLLMEngine])
+def test_a_copy_computes_in_the_type_in_which_the_policy_does(kind: Any, tmp_path: Path) -> None:
+    """And not in that of its weights, which the optimiser may keep in float32."""
+    model = build_model("qwen2")
+
+    def types() -> list[str]:
+        return [kind(dtype=asked).settings(ModelSpec.of(model))["dtype"] for asked in (None, "float16")]
+
+    assert types() == ["float32", "float16"]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert types() == ["bfloat16", "float16"]
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)), mp_policy=MixedPrecisionPolicy(torch.bfloat16))
+        assert model.dtype == torch.float32
+        assert types() == ["bfloat16", "float16"]
+    finally:
+        torch.distributed.destroy_process_group()
+    assert kind().settings(ModelSpec.of(build_model("qwen2").bfloat16()))["dtype"] == "bfloat16"
 
 
 @pytest.mark.parametrize(("family", "architecture"), [("qwen2", "Qwen2ForCausalLM"), ("gpt2", "GPT2LMHeadModel")])
