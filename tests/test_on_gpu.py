@@ -99,7 +99,6 @@ WAYS = {
     "fsdp": [f"--config={HERE.parent / 'configs/strategy/fsdp.yaml'}"],
     "sharded": [
         f"--config={HERE.parent / 'configs/strategy/fsdp.yaml'}",
-        "--trainer.strategy.init_args.param_dtype=bfloat16",
         "--trainer.strategy.init_args.sharded_checkpoints=true",
     ],
 }

@@ -31,6 +31,22 @@ from grpo_pl.files.sharded_checkpoints import by_first_process, load_sharded, re
 Precision = Literal["float32", "bfloat16", "float16"]
 
 
+def computed_in(precision: str, *, weights: str, sharded: str | None, device: str) -> str:
+    """Name of the type in which the policy of a run computes.
+
+    Args:
+        precision: ``trainer.precision``.
+        weights: type of the weights.
+        sharded: ``param_dtype`` of `FSDP2Strategy`; None under another strategy.
+        device: type of the devices, such as ``cuda``.
+    """
+    if sharded == "auto":
+        sharded = "bfloat16" if device == "cuda" else "float32"
+    if sharded not in (None, "float32"):
+        return sharded
+    return {"bf16-mixed": "bfloat16", "64-true": "float64"}.get(precision, weights)
+
+
 class CheckpointFiles(TorchCheckpointIO):
     """The Trainer's plugin that writes checkpoints atomically and reads them without running code that they contain."""
 
@@ -58,7 +74,8 @@ class FSDP2Strategy(ModelParallelStrategy):
     in float32, and computations use a copy of them in ``param_dtype``.
 
     Args:
-        param_dtype: type of gathered parameters and of the computation, in rollout and update alike.
+        param_dtype: type of gathered parameters and of the computation, in rollout and update alike; ``auto`` is
+            bfloat16 on GPUs and float32 on CPUs.
         reduce_dtype: type in which gradients are summed over processes.
         cpu_offload: keep parameters, gradients and optimiser state in main memory; slow, for models that fit no other
             way.
@@ -71,7 +88,7 @@ class FSDP2Strategy(ModelParallelStrategy):
 
     def __init__(
         self,
-        param_dtype: Precision = "float32",
+        param_dtype: Precision | Literal["auto"] = "auto",
         reduce_dtype: Precision = "float32",
         cpu_offload: bool = False,
         defer_gradient_sync: bool = False,
@@ -85,7 +102,7 @@ class FSDP2Strategy(ModelParallelStrategy):
             process_group_backend=None,
             timeout=timedelta(minutes=timeout_minutes),
         )
-        self.param_dtype, self.reduce_dtype = getattr(torch, param_dtype), getattr(torch, reduce_dtype)
+        self.param_dtype, self.reduce_dtype = param_dtype, getattr(torch, reduce_dtype)
         self.cpu_offload, self.defer_gradient_sync = cpu_offload, defer_gradient_sync
         self.sharded_checkpoints = sharded_checkpoints
         self.checkpoint_io = CheckpointFiles()
@@ -93,9 +110,11 @@ class FSDP2Strategy(ModelParallelStrategy):
     @property
     def sharding(self) -> Sharding:
         """The settings with which ``GRPOModule.configure_model`` shards its models."""
+        device = self.root_device.type
+        name = computed_in("32-true", weights="float32", sharded=self.param_dtype, device=device)
         return Sharding(
             mesh=self.device_mesh["data_parallel"],
-            param_dtype=None if self.param_dtype == torch.float32 else self.param_dtype,
+            param_dtype=None if name == "float32" else getattr(torch, name),
             reduce_dtype=self.reduce_dtype,
             cpu_offload=self.cpu_offload,
         )

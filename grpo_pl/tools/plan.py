@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from grpo_pl.config.objects import ConfigArguments, build, settings
 from grpo_pl.data.datamodule import RolloutDataModule, check_shares
 from grpo_pl.data.sources import PromptSource
+from grpo_pl.distributed.strategy import computed_in
 from grpo_pl.functional.native import training_kernels
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.fused_modules import is_fused
@@ -108,15 +109,19 @@ def workload(parts: Any, policy: PreTrainedModel, *, gpus: int, prompt_tokens: i
     layout: Layout = "fsdp" if arguments is not None and "FSDP2" in strategy.class_path else "ddp"
     check_shares(prompts, gpus)
     weights = {"float32": 4, "auto": 4}.get(model.policy.dtype, 2)
-    compute = 2 if "16" in str(parts.trainer.precision or "") else weights
-    if layout == "fsdp":
-        compute = 4 if arguments.param_dtype == "float32" else 2
+    on_cpu = parts.trainer.accelerator == "cpu"
+    compute_type = computed_in(
+        str(parts.trainer.precision or ""),
+        weights={"auto": "float32"}.get(model.policy.dtype, model.policy.dtype),
+        sharded=arguments.param_dtype if layout == "fsdp" else None,
+        device="cpu" if on_cpu else "cuda",
+    )
+    compute: int = getattr(torch, compute_type).itemsize
     ahead = parts.data.staleness
     default = NativeChildEngine if ahead else NativeEngine
     engine = build(RolloutEngine, model.engine, "model.engine") if model.engine else default()
     own_type = getattr(engine, "dtype", None)
     copied = compute if own_type is None else 4 if own_type == "float32" else 2
-    on_cpu = parts.trainer.accelerator == "cpu"
     apart = engine.drawing_engine
     own, bytes_each, keeps = apart.memory_bytes, copied, isinstance(apart, NativeChildEngine)
     if isinstance(engine, RayEngine) and (not on_cpu or engine.gpus):  # elsewhere, or on GPUs that no rank trains on

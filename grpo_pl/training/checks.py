@@ -28,12 +28,13 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from grpo_pl.config.suggestions import NAMES, nearest
 from grpo_pl.data.datamodule import RolloutDataModule
-from grpo_pl.distributed.strategy import WHOLE_ONLY, FSDP2Strategy, check_strategy
+from grpo_pl.distributed.strategy import WHOLE_ONLY, FSDP2Strategy, check_strategy, computed_in
 from grpo_pl.environments.base import Environment
 from grpo_pl.evaluation.held_out import HeldOutMetrics, Validation
 from grpo_pl.functional.sampling import DRAW_RULE
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.objective.terms.hooks import call
+from grpo_pl.policy.loading import PolicyConfig, load_tokenizer, model_config
 from grpo_pl.policy.privileged import PrivilegedText
 from grpo_pl.policy.teacher import TeacherConfig
 from grpo_pl.rewards.base import Reward, require_correctness, with_inner
@@ -245,6 +246,30 @@ def check_precision(precision: str) -> None:
         raise ValueError(
             f"trainer.precision is {precision}: set bf16-mixed to compute in bfloat16; the type of the weights is "
             "model.policy.dtype."
+        )
+
+
+def computes_in_float32_on_gpu(trainer: Trainer, weights: torch.dtype) -> bool:
+    """True if a policy with such weights computes in float32 on a GPU, several times slower than in bfloat16."""
+    strategy = trainer.strategy
+    device = strategy.root_device.type
+    name = computed_in(
+        str(trainer.precision),
+        weights=str(weights).removeprefix("torch."),
+        sharded=strategy.param_dtype if isinstance(strategy, FSDP2Strategy) else None,
+        device=device,
+    )
+    return device == "cuda" and name == "float32"
+
+
+def warn_of_float32_on_gpu(trainer: Trainer, policy: PolicyConfig) -> None:
+    """Says that a run on a GPU computes in float32, as it would be slow without another word."""
+    auto = policy.dtype == "auto"  # then the checkpoint's own, of which the config tells
+    weights = model_config(policy, load_tokenizer(policy)).dtype if auto else getattr(torch, policy.dtype)
+    if computes_in_float32_on_gpu(trainer, weights or torch.float32):
+        rank_zero_warn(
+            "the GPU computes in float32, several times slower than in bfloat16 (D45): set trainer.precision to "
+            "bf16-mixed, or param_dtype of FSDP2Strategy to auto."
         )
 
 

@@ -181,6 +181,7 @@ class GRPOModule(PolicyModule):
         checks.check_trainer(self.trainer)  # before minutes are spent
         if self.trainer.training:
             checks.warn_of_global_seed(self.seed)
+            checks.warn_of_float32_on_gpu(self.trainer, self.policy_config)
             checks.check_optimization(self)
         checks.check_monitors(self.trainer.callbacks, self.validation, self.rewards, self._data)  # type: ignore[attr-defined]
         self.derive_defaults(self._data)

@@ -20,6 +20,7 @@ from grpo_pl.rewards.format import FormatReward
 from grpo_pl.rewards.function import FunctionReward
 from grpo_pl.tools.doctor.answers import JUDGED
 from grpo_pl.tools.doctor.run_statistics import RewardStatistics, RolloutStatistics, RunSettings
+from grpo_pl.training.checks import computes_in_float32_on_gpu
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.microbatches import rollout_rows
 from grpo_pl.training.module import GRPOModule
@@ -46,6 +47,9 @@ def run_settings(module: GRPOModule, data: RolloutDataModule) -> RunSettings:
         cold_start=module.cold_start is not None,
         untaught=module.cold_start is None and module.policy_config.path is None,
         half_precision=bool(trained) and trained[0].dtype in (torch.bfloat16, torch.float16),
+        float32_on_gpu=policy is not None
+        and policy.device.type == "cuda"
+        and computes_in_float32_on_gpu(module.trainer, policy.dtype),
     )
 
 

@@ -467,3 +467,9 @@ def faster_in_bfloat16(s: RunStatistics) -> Found:
     gain = s.mean(lambda rollout: rollout.bfloat16_gain)
     if gain is not None and gain >= BFLOAT16_GAIN:
         yield gain, f"this CPU computes a step {gain:.2f} times as fast in bfloat16."
+
+
+@rule("D45", "float32 on a GPU", "trainer.precision (bf16-mixed), or param_dtype of FSDP2Strategy (auto)")
+def float32_on_gpu(s: RunStatistics) -> Found:
+    if s.settings.float32_on_gpu:
+        yield 32.0, "the GPU computes in float32, several times slower than in bfloat16."

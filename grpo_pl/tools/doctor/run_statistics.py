@@ -32,6 +32,8 @@ class RunSettings:
     """A policy from scratch without a cold start."""
     half_precision: bool = False
     """The weights that the optimiser moves are of 16 bits."""
+    float32_on_gpu: bool = False
+    """The policy computes in float32 on a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -177,6 +177,7 @@ def _falling(right: Sequence[int] = (20, 20, 20, 20)) -> list[RolloutStatistics]
         ("D43", _rollouts(moved=0.0, logprob_change=0.0), _rollouts(moved=1e-3)),
         ("D43", _rollouts(skipped=1), _rollouts()),
         ("D44", _rollouts(bfloat16_gain=1.3), _rollouts(bfloat16_gain=1.29)),
+        ("D45", replace(HEALTHY, settings=replace(SETTINGS, float32_on_gpu=True)), HEALTHY),
         # what explains equal groups takes the place of their difficulty
         ("D07", _rollouts(**EQUAL, right=0, identical=8), HEALTHY),
         ("D10", _rollouts(**EQUAL, right=0, cut=64, cut_unpaid=64), HEALTHY),
