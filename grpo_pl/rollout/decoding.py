@@ -118,12 +118,32 @@ class DecodeMonitor:
             ids[rows, positions], logprobs[rows, positions] = tokens, theirs
         return ids.masked_fill(~kept.unsqueeze(2), NO_TOKEN), logprobs.masked_fill(~kept.unsqueeze(2), -torch.inf)
 
-    def alive(self, tokens: Tensor, rows: Tensor, *, last: bool, position: int | None = None) -> list[bool]:
+    def read_ahead(self, drawn: Tensor, rows: Tensor, alive: Sequence[bool], first: int) -> None:
+        """Decodes the tokens of several positions at once, for `alive` to be asked about each of them; a call of the
+        tokenizer for every token takes longer than a GPU to draw it.
+
+        Args:
+            drawn: (positions, rows), on the CPU.
+            rows: (rows,), their numbers.
+            alive: which of them go on at the first of the positions.
+            first: that position.
+        """
+        for row, goes_on, tokens in zip(rows.tolist(), alive, drawn.T.tolist(), strict=True):
+            if goes_on and self.texts:
+                room = len(tokens) if self.limits is None else min(len(tokens), self.limits[row] - first)
+                end = next((i for i, token in enumerate(tokens[:room]) if token in self.eos), room)
+                self.texts[row].push(tokens[:end])
+                self.texts[row].push(tokens[end : end + 1])
+
+    def alive(
+        self, tokens: Tensor, rows: Tensor, *, last: bool, position: int | None = None, ahead: bool = False
+    ) -> list[bool]:
         """For each of ``rows``: true if it goes on after the token that it has drawn.
 
         Args:
             last: none of them has room for another.
             position: of that token, for rows with limits of their own.
+            ahead: `read_ahead` has read it, and perhaps more.
         """
         if last or not (self.eos or self.texts):
             alive = [not last] * len(tokens)
@@ -135,8 +155,10 @@ class DecodeMonitor:
             ]
         if self.texts:
             for i, (row, token) in enumerate(zip(rows.tolist(), tokens.tolist(), strict=True)):
-                self.texts[row].push([token])
-                alive[i] &= not self.texts[row].stopped
+                text = self.texts[row]
+                if not ahead:
+                    text.push([token])
+                alive[i] &= not (text.stopped and (position is None or len(text.tokens) <= position + 1))
         self._tokens += len(alive)
         self._finished += len(alive) - sum(alive)
         if self._progress is not None:

@@ -22,6 +22,9 @@ class TextStream:
         self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str] = (), *, prefix: str = "", min_tokens: int = 0
     ) -> None:
         self._tokenizer, self._stops, self._min_tokens = tokenizer, [stop for stop in stops if stop], min_tokens
+        # next to a special token, text depends on what is decoded with it; where spaces are taken away, all text does
+        self._by_one = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
+        self._special = frozenset(getattr(tokenizer, "all_special_ids", ()) if self._stops else ())
         self.tokens: list[int] = []
         self.stopped = False
         self.prefix = prefix
@@ -37,13 +40,31 @@ class TextStream:
             self.tokens += tokens
             self._decode(final=False)
             return self._send(len(self.text))
-        for token in tokens:
+        for token in () if self._take_at_once(tokens) else tokens:
             self.tokens.append(token)
             before = len(self.text)
             self._decode(final=False)
             if self._cut(before):
                 break
         return self._send(len(self.text) if self.stopped else self._safe_end())
+
+    def _take_at_once(self, tokens: Sequence[int]) -> bool:
+        """Takes tokens that, decoded together, surely complete no stop string, as almost always; else it takes none:
+        which of them ends the text is only seen one after the other, and so is what bytes that are no text become."""
+        if len(tokens) < 2 or self._by_one or not self._special.isdisjoint(tokens):
+            return False
+        text, anchor, read = self.text, self._anchor, self._read
+        self.tokens += tokens
+        self._decode(final=False)
+        seen = self.text[max(0, len(text) - max(map(len, self._stops)) + 1) :]
+        last = str(self._tokenizer.decode(tokens[-1:], skip_special_tokens=True))
+        whole = self._read == len(self.tokens) and _HALF not in seen + last
+        if whole and not any(stop in seen for stop in self._stops):
+            self._anchor = self._read - 1  # as if it had come alone
+            return True
+        del self.tokens[-len(tokens) :]
+        self.text, self._anchor, self._read = text, anchor, read
+        return False
 
     def finish(self) -> str:
         """The rest of the text."""

@@ -16,6 +16,7 @@ from grpo_pl.rollout.decoding import row_keys
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.continuous import ContinuousBatch, SequenceOptions
 from grpo_pl.rollout.native.engine import NativeEngine
+from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.rollout.sampler import CompletionSampler, Samples
 from grpo_pl.types import Problem, SamplingParams, StopStrings
@@ -168,3 +169,29 @@ def test_a_run_trains_validates_exports_and_predicts_with_its_stop_strings(comma
     assert stopped and all(s["completion"].endswith("}") and s["finish_reason"] == "stop" for s in stopped)
     refused = command_line("fit", f"--config={config}", "--model.sampling.stop_token_ids=[4000]", "--name=none")
     assert refused.status == 1 and "there is no token 4000" in refused.err
+
+
+def test_a_decoder_that_looks_ahead_reads_each_row_once_a_look(
+    draw: Any, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where 16 tokens are drawn between two looks."""
+    stopped = replace(SAMPLING, stop=("x", "79"), stop_token_ids=(40,))
+    calls, decode = 0, type(tokenizer).decode
+
+    def counting(self: Any, *arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return decode(self, *arguments, **options)
+
+    monkeypatch.setattr(LlamaFamilyDecoder, "lookahead", 16)
+    for sampling in (replace(SAMPLING, stop=("never written",)), stopped):
+        monkeypatch.setattr(type(tokenizer), "decode", decode)
+        whole = draw(PlainEngine(), sampling)
+        monkeypatch.setattr(type(tokenizer), "decode", counting)
+        calls = 0
+        ours = draw(NativeEngine(), sampling)
+        assert _rows(ours) == _rows(whole)
+        assert torch.equal(ours.rollout.completion_mask, whole.rollout.completion_mask)
+        if sampling is not stopped:
+            drawn = sum(len(ids) for ids, _ in _rows(ours))
+            assert calls - len(_rows(ours)) < drawn / 2  # of a special token's look all; two for each token before

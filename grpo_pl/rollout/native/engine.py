@@ -175,13 +175,14 @@ def _follow(
     drawn = torch.stack(list(recent)) if len(recent) > 1 else recent[0].unsqueeze(0)
     if len(recent) > 1:  # one wait for the GPU, and none for each position
         drawn, rows = drawn.cpu(), rows.cpu()
+        monitor.read_ahead(drawn, rows, alive, first)
     for used, tokens in enumerate(drawn):
         live = [i for i, goes_on in enumerate(alive) if goes_on]
         if not live:
             return alive, used
         some = slice(None) if len(live) == len(alive) else live
         last = first + used + 1 == monitor.sampling.max_completion_length
-        still = monitor.alive(tokens[some], rows[some], last=last, position=first + used)
+        still = monitor.alive(tokens[some], rows[some], last=last, position=first + used, ahead=len(recent) > 1)
         for i, goes_on in zip(live, still, strict=True):
             alive[i] = goes_on
     return alive, len(recent)
