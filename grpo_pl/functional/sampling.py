@@ -34,6 +34,9 @@ NOISE = (_SPREAD, _LOW_1, _LOW_2, _UNIT)
 """What a kernel needs to compute the same arrival times."""
 _BLOCK = 1 << 20  # entries of (rows, V) that are raced at once: what fits into a cache
 _LARGE = 4096  # vocabularies from here on are searched in two levels, and summed once more
+_LIKELIEST = 1024
+"""Tokens among which the end of a nucleus is looked for before a large vocabulary is sorted."""
+_MASS_ERROR = 1e-4  # of a sum of probabilities in float32, with room to spare
 _MOST_ENTRIES = 1 << 19  # of noise that is computed ahead, 2 MiB
 _MOST_POSITIONS = 16  # of noise that is computed ahead
 _WEIGHT_BITS = 44  # 2**19 weights of up to 1 sum to less than 2**63
@@ -177,12 +180,34 @@ def truncate_logits(logits: Tensor, *, top_k: int = 0, top_p: float = 1.0) -> Te
         kth = logits.topk(top_k, dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < kth, -torch.inf)
     if top_p < 1.0:
-        ordered, order = logits.sort(dim=-1, descending=True)
-        probabilities = ordered.softmax(dim=-1)
-        mass_before = running_sums(probabilities, probabilities.dtype) - probabilities
-        excluded = torch.zeros_like(order, dtype=torch.bool).scatter(-1, order, mass_before >= top_p)
-        logits = logits.masked_fill(excluded, -torch.inf)
+        return _nucleus(logits, top_p) if logits.shape[-1] < _LARGE else _nucleus_of_likeliest(logits, top_p)
     return logits
+
+
+def _nucleus(logits: Tensor, top_p: float) -> Tensor:
+    """The logits (B, V), -inf outside of the nucleus."""
+    ordered, order = logits.sort(dim=-1, descending=True)
+    probabilities = ordered.softmax(dim=-1)
+    mass_before = running_sums(probabilities, probabilities.dtype) - probabilities
+    excluded = torch.zeros_like(order, dtype=torch.bool).scatter(-1, order, mass_before >= top_p)
+    return logits.masked_fill(excluded, -torch.inf)
+
+
+def _nucleus_of_likeliest(logits: Tensor, top_p: float) -> Tensor:
+    """`_nucleus`, to the bit, without sorting the rows in which it ends among the likeliest tokens: not between equal
+    ones, and not where rounding of the sums could move its end."""
+    best = logits.topk(_LIKELIEST, dim=-1).values  # (B, K)
+    shares = (best - logits.logsumexp(dim=-1, keepdim=True)).double().exp()
+    mass_before = running_sums(shares) - shares
+    size = (mass_before < top_p).sum(dim=-1, keepdim=True)  # (B, 1) tokens of the nucleus
+    least, next_one = best.gather(-1, (size - 1).clamp(min=0)), best.gather(-1, size.clamp(max=_LIKELIEST - 1))
+    near = (mass_before - top_p).abs().amin(dim=-1, keepdim=True)
+    certain = (size < _LIKELIEST) & (next_one < least) & (near > _MASS_ERROR)  # not of a row with NaN
+    cut = logits.masked_fill(logits < least, -torch.inf)
+    doubtful = (~certain).squeeze(-1).nonzero().squeeze(-1)
+    if len(doubtful):
+        cut[doubtful] = _nucleus(logits[doubtful], top_p)
+    return cut
 
 
 def kept_tokens(logits: Tensor) -> Tensor:

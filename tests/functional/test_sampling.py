@@ -264,6 +264,26 @@ def test_top_p_keeps_the_smallest_set_that_reaches_the_mass():
     assert truncate_logits(logits, top_k=10, top_p=1.0).isfinite().all()
 
 
+@pytest.mark.parametrize("vocabulary", [5000, 50_000])
+@pytest.mark.parametrize("top_k", [0, 50, 3000])
+def test_a_wide_vocabulary_is_not_sorted_for_its_nucleus(vocabulary, top_k, monkeypatch):
+    """By the definition, to the token: sharp and flat rows, with ties at the edge, one token, and all excluded."""
+    scale = torch.linspace(1.0, 8.0, 12).unsqueeze(1)
+    logits = torch.randn(12, vocabulary, generator=torch.Generator().manual_seed(3)) * scale
+    logits[3] = logits[3].bfloat16().float()
+    logits[5] = logits[5].round()
+    logits[7, 17] = 100.0
+    given = truncate_logits(logits, top_k=top_k)
+    ordered, order = given.sort(dim=-1, descending=True)
+    shares = ordered.softmax(dim=-1)
+    inside = (shares.cumsum(dim=-1) - shares < 0.9).scatter(-1, order, shares.cumsum(dim=-1) - shares < 0.9)
+    sort, sorted_rows = torch.Tensor.sort, []
+    monkeypatch.setattr(torch.Tensor, "sort", lambda self, **how: sorted_rows.append(len(self)) or sort(self, **how))
+    cut = truncate_logits(logits, top_k=top_k, top_p=0.9)
+    assert torch.equal(cut, given.masked_fill(~inside, -torch.inf))
+    assert sum(sorted_rows) <= 8  # of 12 rows; those with more tokens than are looked at, and those with ties
+
+
 def test_top_p_looks_at_the_tempered_distribution():
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.2]])).expand(500, -1)
     noise = _noise("top-p", rows=500)
