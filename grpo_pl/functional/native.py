@@ -160,8 +160,9 @@ class PackedAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        found = [torch.empty_like(states) for states in ctx.saved_tensors[:3]]
-        _attend(ctx, ctx.saved_tensors, (grad.contiguous(), *found))
+        saved = ctx.saved_tensors  # once: where activations are computed again, each look at them computes
+        found = [torch.empty_like(states) for states in saved[:3]]
+        _attend(ctx, saved, (grad.contiguous(), *found))
         return *found, None, None, None, None
 
 

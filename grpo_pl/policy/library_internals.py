@@ -75,6 +75,12 @@ def attends_by_interface(model: PreTrainedModel) -> bool:
     return bool(getattr(model, "_supports_attention_backend", False))
 
 
+def checkpoint_contexts(model: nn.Module) -> set[Any]:
+    """The ``context_fn`` with which the layers of a model are checkpointed; None stands for one without."""
+    layers = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+    return {layer._gradient_checkpointing_func.keywords.get("context_fn") for layer in layers}
+
+
 def persistent_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters and buffers that a checkpoint holds, tied ones once. Not by ``state_dict()``, which drops what FSDP2
     has gathered."""

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -21,7 +22,8 @@ from grpo_pl.functional.logprobs import (
     token_logprobs,
     top_logprobs,
 )
-from grpo_pl.policy.fused_modules import fused_modules
+from grpo_pl.policy.checkpointing import recomputes_as_it_stands, repeated
+from grpo_pl.policy.fused_modules import fused_forwards, patched
 from grpo_pl.policy.library_internals import attends_by_interface, has_hooks
 from grpo_pl.policy.packing import Rows, pack, packed_attention
 
@@ -170,9 +172,8 @@ def completion_states(model: PreTrainedModel, **rows: Tensor) -> tuple[Tensor, H
 def _score(model: PreTrainedModel, rows: Rows, options: _Options) -> tuple[Tensor, ...]:
     mode = forward_mode(model)
     with ExitStack() as stack:
-        if not recomputes_activations(model):  # a checkpointed layer runs its second forward pass outside of these
-            stack.enter_context(FastLinear())
-            stack.enter_context(fused_modules(model))
+        if not recomputes_as_it_stands(model):
+            stack.enter_context(repeated(FastLinear, partial(patched, fused_forwards(model))))
         if mode == "materialised":
             return _materialised(model, rows, options)
         return _through_head(model, rows, options, packed=mode == "packed")
@@ -250,7 +251,7 @@ def _with_head(model: PreTrainedModel, rows: Rows, head: Callable[[Tensor], Tens
 
     else:
         inputs = {"input_ids": packing.input_ids, "position_ids": packing.position_ids, "packing": packing}
-        attention, chosen = packed_attention(model), packing.predicting
+        attention, chosen = repeated(partial(packed_attention, model)), packing.predicting
 
         def predicting(hidden: Tensor) -> Tensor:
             return hidden.squeeze(0).index_select(0, chosen)
@@ -276,9 +277,7 @@ def forward_mode(model: PreTrainedModel) -> ForwardMode:
         use_forward_mode(model, _try_modes(model))
         log.info("%s is scored in the %s way.", type(model).__name__, getattr(model, _MODE))
     mode: ForwardMode = getattr(model, _MODE)
-    if mode == "packed" and recomputes_activations(model):
-        return "chunked"  # a checkpointed layer runs its second forward pass without the packing
-    return mode
+    return "chunked" if mode == "packed" and recomputes_as_it_stands(model) else mode
 
 
 def was_tried(model: PreTrainedModel) -> bool:
@@ -342,11 +341,6 @@ def _window(model: PreTrainedModel) -> float:
     window = getattr(config, "sliding_window", None)
     uses_it = getattr(config, "use_sliding_window", True)
     return window if window is not None and uses_it else float("inf")
-
-
-def recomputes_activations(model: PreTrainedModel) -> bool:
-    """True if the backward pass computes activations again instead of keeping them."""
-    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules()) and model.training
 
 
 def _scatter(values: Tensor, mask: Tensor) -> Tensor:

@@ -73,7 +73,6 @@ class Workload:
     """Per activation."""
     reference: bool
     checkpointing: bool
-    """Without it, rows of one micro-batch share equal prompts and leave padding out."""
     offload: bool
     deferred: bool
     engine_bytes: int | None = None
@@ -108,9 +107,7 @@ class Workload:
     @property
     def all_tokens(self) -> int:
         """Tokens of all completions of one process, at full length."""
-        if not self.checkpointing:
-            return self.rows // self.group_size * self.prompt_tokens + self.rows * self.completion_tokens
-        return self.rows * self.longest
+        return self.rows // self.group_size * self.prompt_tokens + self.rows * self.completion_tokens
 
     @property
     def tokens(self) -> int:
@@ -228,9 +225,9 @@ def activation_bytes(shape: Shape, work: Workload) -> float:
     C it is 2 q. With activation checkpointing it keeps its input, and one block at a time the rest.
     """
     wide, narrow = work.weight_bytes, work.compute_bytes
-    fused = work.fused != "none" and not work.checkpointing
+    fused = work.fused != "none"
     outer = shape.hidden * (2 * wide + (2 if wide == narrow else 5) * narrow if fused else 6 * narrow)
-    query = 2 if fused and work.fused == "cpu" else 4
+    query = 2 if work.fused == "cpu" else 4
     inner = query * shape.query + 2 * shape.key + (3 if fused else 4) * shape.intermediate
     block = outer + inner * narrow
     ends = 3 * shape.hidden * 4

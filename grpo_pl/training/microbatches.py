@@ -15,11 +15,11 @@ from torch import Tensor
 
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.distributed.sharding import local_part
+from grpo_pl.policy.checkpointing import recomputes_activations
 from grpo_pl.policy.logprobs import (
     Head,
     completion_logprobs,
     completion_states,
-    recomputes_activations,
     shares_prompts,
 )
 from grpo_pl.policy.packing import Rows

@@ -21,6 +21,7 @@ from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.evaluation.held_out import Validation
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.objective.terms.states import TermStates
+from grpo_pl.policy.checkpointing import checkpoint_activations
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.dropout import switch_noise_off
 from grpo_pl.policy.loading import PolicyConfig, load_tokenizer
@@ -219,7 +220,7 @@ class GRPOModule(PolicyModule):
                 "Weights are sharded: nobody tried whether training mode adds noise to what the policy computes."
             )
         if self.activation_checkpointing:
-            policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            checkpoint_activations(policy)
         if training:
             self._scoring.copy_policy(policy, self.algorithm, self.privileged, self.sampler)
         if sharding and not is_sharded(policy):
