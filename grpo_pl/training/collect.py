@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from grpo_pl.distributed.collective import Collective
+from grpo_pl.distributed.sharding import gathered
 from grpo_pl.evaluation import metrics as evaluation
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.objective.terms.base import Turns
@@ -152,6 +154,9 @@ class Collector:
 
         A rollout in which an engine's process ended is drawn again, once. The engine does that itself unless the policy
         is sharded: then only all ranks together can push its weights.
+
+        An engine that reads the live weights of a sharded policy finds them whole; they are freed behind the draw, so
+        that rewards and scores are computed in the memory that they take.
         """
         engine = self.sampler.engine
         if self.before_draw is not None:
@@ -164,7 +169,8 @@ class Collector:
             )
 
         try:
-            return self.collective.interruptible(drawn, policy.device)
+            with gathered(policy) if engine.weights_version is None else nullcontext():
+                return self.collective.interruptible(drawn, policy.device)
         except EngineDied:
             if not is_sharded(policy):
                 raise

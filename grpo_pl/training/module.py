@@ -306,12 +306,11 @@ class GRPOModule(PolicyModule):
         optimizer = cast(torch.optim.Optimizer, self.optimizers())
         self.budget.resolve(policy, trained_before=bool(optimizer.state), collective=self.collective)
         self._scoring.renew(policy, batch.step)
-        with self._gathered_for_engine():
-            collected = self.source.take(batch, self.collector)
-            if self.environment is not None:
-                self._step_log.warn_of_failed_episodes(*without_value(collected.samples, self.collective))
-            reference = None if self._scoring.reference is None else self._scoring.reference.model
-            return self._experience_maker().make(policy, reference, collected, self._scoring.teacher)
+        collected = self.source.take(batch, self.collector)
+        if self.environment is not None:
+            self._step_log.warn_of_failed_episodes(*without_value(collected.samples, self.collective))
+        reference = None if self._scoring.reference is None else self._scoring.reference.model
+        return self._experience_maker().make(policy, reference, collected, self._scoring.teacher)
 
     def update(self, experience: Experience) -> UpdateResult:
         """Advantage → loss → update."""

@@ -4,7 +4,6 @@ held-out problems. Not for use alone."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from multiprocessing.context import get_spawning_popen
@@ -19,7 +18,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from grpo_pl.config.objects import build
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.distributed.collective import Collective
-from grpo_pl.distributed.sharding import build_once, gathered
+from grpo_pl.distributed.sharding import build_once
 from grpo_pl.environments.base import Environment
 from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.evaluation.held_out import Answers, HeldOutMetrics, MetricResult, Validation, grade
@@ -153,11 +152,6 @@ class PolicyModule(LightningModule):
     def _wait_for_engine(self) -> None:
         """Waits until the engine works for nobody else."""
 
-    def _gathered_for_engine(self) -> AbstractContextManager[None]:
-        """Holds whole weights of a sharded policy while the engine reads them; other engines gather a part at a
-        time."""
-        return gathered(self.require_policy()) if self.engine.weights_version is None else nullcontext()
-
     # --- loading ----------------------------------------------------------------------------------------------------
 
     @property
@@ -216,11 +210,10 @@ class PolicyModule(LightningModule):
         sampling = self.validation.sampling(self.sampling)
         greedily = replace(sampling, temperature=0.0)
         policy = self.require_policy()
-        with self._gathered_for_engine():
-            sampled = self.answer(policy, batch.prompts, self.validation.samples, sampling)
-            self._answered += sampled.correct.numel()
-            greedy = self.answer(policy, batch.prompts, 1, greedily) if self._answers_greedily else None
-            self._answered += 0 if greedy is None else greedy.correct.numel()
+        sampled = self.answer(policy, batch.prompts, self.validation.samples, sampling)
+        self._answered += sampled.correct.numel()
+        greedy = self.answer(policy, batch.prompts, 1, greedily) if self._answers_greedily else None
+        self._answered += 0 if greedy is None else greedy.correct.numel()
         self._held_out.update(batch, sampled, greedy)
         return {"sampled": sampled, "greedy": greedy}
 
@@ -283,7 +276,7 @@ class PolicyModule(LightningModule):
         self.engine.updates = self._data.completed_rollouts
         self._answered = self._to_answer = 0
         sampling = replace(self.validation.sampling(self.sampling), temperature=0.0)
-        with self.trainer.precision_plugin.forward_context(), self._gathered_for_engine():
+        with self.trainer.precision_plugin.forward_context():
             return self.answer(self.require_policy(), problems, 1, sampling)
 
     def _begin_held_out(self, batches_of_loaders: Sequence[int | float]) -> None:
