@@ -86,7 +86,8 @@ class GraphDecoder(LlamaFamilyDecoder):
         def record() -> Tensor:
             # not torch.cuda.graph, which gives all free memory back each time; only this thread's work, since others
             # may look at events of theirs
-            graph.capture_begin(capture_error_mode="thread_local")
+            pool = _pool(self._tokens.device).id
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 found = self._advance()
             except BaseException:
@@ -136,6 +137,14 @@ class GraphDecoder(LlamaFamilyDecoder):
 def _stream(device: torch.device) -> torch.cuda.Stream:
     """One for all captures: cuBLAS keeps 32 MiB for every stream that it has seen."""
     return torch.cuda.Stream(device)
+
+
+@functools.cache
+def _pool(device: torch.device) -> torch.cuda.MemPool:
+    """The memory of all graphs, of which one is alive at a time. Else each left its own behind, in the allocator's
+    cache, where no other process finds it. Kept, since a pool whose last graph is gone cannot be captured into."""
+    with torch.cuda.device(device):
+        return torch.cuda.MemPool()
 
 
 def decodes_in_graphs(model: Any) -> bool:
