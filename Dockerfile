@@ -12,7 +12,7 @@
 # also with --ipc host. Extras come with --build-arg EXTRAS=[lora,environments].
 FROM python:3.12-slim AS build
 
-# the kernels are C; the images that run them need no compiler
+# our kernels are C
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev
 WORKDIR /source
 COPY pyproject.toml setup.py README.md LICENSE ./
@@ -45,5 +45,7 @@ ENTRYPOINT ["python", "-m", "serve", "--model", "/model", "--host", "0.0.0.0", "
 
 FROM installed AS train
 
+# on a GPU Triton builds a module in C for each of its kernels, while it runs
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 WORKDIR /work
 ENTRYPOINT ["grpo-pl"]

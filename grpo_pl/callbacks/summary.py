@@ -14,6 +14,7 @@ from rich.console import Console
 from grpo_pl.evaluation.curves import CAUSES, SILENT_ROLLOUTS, SilentRollouts
 from grpo_pl.evaluation.report import number_table
 from grpo_pl.files.runs import RunFolder
+from grpo_pl.functional.kernels.device import missing_kernels
 from grpo_pl.policy.logprobs import forward_mode, was_tried
 from grpo_pl.training.module import GRPOModule
 
@@ -124,8 +125,10 @@ class ClosingTable(Callback):
             "checkpoint": self.folder.last_checkpoint,
             "model": self.folder.export,
         }
+        missing = missing_kernels(trainer.strategy.root_device)
         lines = [
             f"time        {minutes} min {seconds:02d} s",
+            *([f"kernels     none on this GPU, torch computed, several times slower: {missing}"] if missing else []),
             *(f"{name:<12}{path}" for name, path in files.items() if path.exists()),
             f"next        {next_command}",
         ]

@@ -11,12 +11,14 @@ import torch
 from grpo_pl.callbacks.summary import ClosingTable, SignalWatch
 from grpo_pl.evaluation.curves import no_signal
 from grpo_pl.files.runs import RunFolder
+from grpo_pl.functional.kernels.device import SWITCH
 from grpo_pl.report.page import build_page
 
 
 def _trainer(**metrics: float) -> Any:
     named = {name.replace("__", "/").replace("pass1", "pass@1"): torch.tensor(v) for name, v in metrics.items()}
-    return SimpleNamespace(callback_metrics=named, is_global_zero=True)
+    device = SimpleNamespace(root_device=torch.device("cpu"))
+    return SimpleNamespace(callback_metrics=named, is_global_zero=True, strategy=device)
 
 
 def test_every_set_of_held_out_problems_has_its_row_and_only_files_that_are_there_a_line(
@@ -36,6 +38,18 @@ def test_every_set_of_held_out_problems_has_its_row_and_only_files_that_are_ther
     assert "│      – │ 0.500 │" in capsys.readouterr().out
     assert f"metrics     {folder.metrics}\n" in out
     assert not {"report", "checkpoint", "model"} & {line.split(" ")[0] for line in out.splitlines()}
+
+
+def test_a_run_on_a_gpu_without_kernels_says_so_and_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, table = _trainer(), ClosingTable(RunFolder(tmp_path), "grpo-pl serve")
+    monkeypatch.setenv(SWITCH, "torch")
+    for device, told in (("cpu", False), ("cuda", True)):
+        trainer.strategy.root_device = torch.device(device)
+        table.on_fit_end(trainer, Any)  # type: ignore[arg-type]
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("kernels ")]
+        assert len(lines) == told and all(SWITCH in line for line in lines)
 
 
 def _step(watch: SignalWatch, *informative: bool, step: int = 0) -> None:

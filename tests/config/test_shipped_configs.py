@@ -130,3 +130,11 @@ def _built(what: str, source: Path, environment: dict[str, str]) -> set[str]:
     subprocess.run(command, cwd=source, env=environment, check=True, capture_output=True)
     (built,) = folder.iterdir()
     return set(zipfile.ZipFile(built).namelist()) if what == "wheel" else set()
+
+
+def test_the_image_that_trains_has_a_c_compiler() -> None:
+    """Triton builds a module in C for each kernel, at run time; without a compiler a GPU computes without kernels."""
+    stages = re.split(r"^FROM ", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
+    (train,) = (stage for stage in stages if re.match(r"\S+ AS train\n", stage))
+    installed = re.search(r"apt-get install .*", train)
+    assert installed is not None and {"gcc", "libc6-dev"} <= set(installed[0].split())

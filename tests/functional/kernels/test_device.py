@@ -20,7 +20,7 @@ from grpo_pl.functional.kernels.device import SWITCH, has_triton
 def test_they_run_on_a_gpu_unless_torch_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, kind: str, runs: bool, switch: str | None, expected: bool
 ) -> None:
-    monkeypatch.setattr(device, "_runs", lambda _: runs)
+    monkeypatch.setattr(device, "_failure", lambda _: None if runs else "no compiler")
     monkeypatch.delenv(SWITCH, raising=False)
     if switch is not None:
         monkeypatch.setenv(SWITCH, switch)
