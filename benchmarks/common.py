@@ -275,6 +275,18 @@ def interleaved(arms: Mapping[str, Callable[[], object]], *, repetitions: int, d
     return seconds
 
 
+def captured(work: Callable[[], object], device: str) -> Callable[[], object]:
+    """``work`` as a CUDA graph, which the host launches at once: launched one by one, short kernels take as long as the
+    host takes to launch them. On a CPU ``work`` itself."""
+    if device == "cpu":
+        return work
+    work()  # which loads every kernel
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
 def synchronise(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()

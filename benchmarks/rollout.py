@@ -25,6 +25,7 @@ from common import (
     Cell,
     ScriptedLengths,
     add,
+    captured,
     chosen_cells,
     describe,
     interleaved,
@@ -153,7 +154,8 @@ def generate(model: PreTrainedModel, cell: Cell, lengths: Sequence[int], device:
 
 
 def products_alone(cell: Cell, lengths: Sequence[int], device: str, *, packed: bool) -> Callable[[], None]:
-    """Only the fused linear layers of one rollout: each prompt once, then one token per step for every live row.
+    """Only the fused linear layers of one rollout: each prompt once, then one token per step for every live row, on a
+    GPU as one graph each.
 
     Args:
         packed: use the engine's own kernels; otherwise torch's ``F.linear``.
@@ -172,13 +174,19 @@ def products_alone(cell: Cell, lengths: Sequence[int], device: str, *, packed: b
     live = [int((tokens > position).sum()) for position in range(1, max(lengths))]
 
     @torch.no_grad()
+    def step(rows: int) -> None:
+        for layer, (into, _) in zip(layers, widths, strict=True):
+            layer(inputs[into][:rows])
+
+    steps = {rows: captured(partial(step, rows), device) for rows in dict.fromkeys(live)}
+
+    @torch.no_grad()
     def run() -> None:
         for layer, (into, _) in zip(layers[:-1], widths[:-1], strict=True):
             layer(inputs[into])
         layers[-1](inputs[cell.hidden][: cell.prompts])
         for rows in live:
-            for layer, (into, _) in zip(layers, widths, strict=True):
-                layer(inputs[into][:rows])
+            steps[rows]()
 
     return run
 
