@@ -40,6 +40,8 @@ class ModelSpec:
     """Type in which the policy computes; that of its weights may be wider."""
     device: torch.device
     """Device on which the engine computes."""
+    parameters: int
+    """Number of them."""
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self:
@@ -48,7 +50,7 @@ class ModelSpec:
         # the class that transformers knows; FSDP2 makes one of its own of it
         kinds = (kind.__name__ for kind in type(base).__mro__ if kind.__module__.startswith("transformers."))
         config.architectures = [next(kinds)]
-        return cls(config=config, dtype=computing_dtype(base), device=model.device)
+        return cls(config=config, dtype=computing_dtype(base), device=model.device, parameters=base.num_parameters())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -65,6 +65,8 @@ class ChildEngine(CopyEngine):
         if self._child is None or self._child.closed:
             self.check()
             settings, environment = self.settings(policy), self.environment(policy)
+            if policy.device.type == "cuda":
+                torch.cuda.empty_cache()  # what lies unused in this process's cache is not free for another
             self._child = EngineProcess(self.worker, settings, environment, watch=self._check_stop)
         self._child.load(weights, watch=self._check_stop)
 

@@ -5,12 +5,19 @@ from __future__ import annotations
 import importlib.util
 import os
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
+
+import torch
 
 from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.policy.loading import context_length
 from grpo_pl.rollout.child.engine import ChildEngine
 from grpo_pl.rollout.copy_engine import ModelSpec
+from grpo_pl.rollout.engine import Watching
+from grpo_pl.types import GenerateRequest, Rollout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 SECOND_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 """vLLM's variable that chooses its model runner."""
@@ -37,28 +44,34 @@ class VLLMEngine(ChildEngine):
     """Most completions decoded at once; others wait."""
     max_tokens: int | None = None
     """Most tokens of a prompt and its completion together; null takes the model's context."""
-    kv_cache_gib: float = 1.0
+    kv_cache_gib: float | None = None
     """Memory for keys and values, in GiB. It must hold ``max_tokens`` at least; where it does not hold all rows, some
-    are computed again."""
+    are computed again. Null holds the rows of the first rollout, within half of what is free on the GPU; 1 on a CPU."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Type of the engine's weights and computation; null takes the one in which the policy computes. Another makes
     rollouts off-policy by its rounding."""
     engine_args: dict[str, Any] = field(default_factory=dict)
     """Further arguments of vLLM's ``EngineArgs`` by its names, such as ``enforce_eager: false``."""
 
+    _row_tokens: int | None = field(default=None, init=False, repr=False, compare=False)  # of the last request
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(1, "model.engine", max_batch_rows=self.max_batch_rows)
         if self.max_tokens is not None:
             check_at_least(2, "model.engine", max_tokens=self.max_tokens)
-        if not self.kv_cache_gib > 0:
+        if self.kv_cache_gib is not None and not self.kv_cache_gib > 0:
             raise ValueError(f"model.engine: kv_cache_gib must be positive, got {self.kv_cache_gib}.")
         if taken := sorted(OURS & self.engine_args.keys()):
             raise ValueError(f"model.engine: engine_args.{taken[0]} is set by the engine itself, or by a field of it.")
 
     @property
     def memory_bytes(self) -> int:  # type: ignore[override]
-        return int((self.kv_cache_gib + 1.0) * 2**30)
+        return int(((self.kv_cache_gib or 1.0) + 1.0) * 2**30)
+
+    def generate(self, model: PreTrainedModel, request: GenerateRequest, **watching: Unpack[Watching]) -> Rollout:
+        self._row_tokens = max(map(len, request.prompt_ids)) + request.sampling.max_completion_length
+        return super().generate(model, request, **watching)
 
     def check(self) -> None:
         if importlib.util.find_spec("vllm") is None:
@@ -72,20 +85,33 @@ class VLLMEngine(ChildEngine):
         length = self.max_tokens or context
         if length is None:
             raise ValueError("the policy's config names no context length: set model.engine.init_args.max_tokens.")
+        dtype = self.dtype or str(policy.dtype).removeprefix("torch.")
+        text: Any = policy.config.get_text_config()
+        key_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        each: int = getattr(torch, dtype).itemsize
         return {
             "config": policy.config.to_dict(),
-            "dtype": self.dtype or str(policy.dtype).removeprefix("torch."),
+            "dtype": dtype,
             "max_tokens": length,
             "context": context,
             "max_batch_rows": self.max_batch_rows,
-            "kv_cache_bytes": int(self.kv_cache_gib * 2**30),
+            "memory": {
+                "asked": None if self.kv_cache_gib is None else int(self.kv_cache_gib * 2**30),
+                "token_bytes": 2 * text.num_hidden_layers * key_heads * size * each,
+                "weight_bytes": policy.parameters * each,
+                "rows": self.max_batch_rows,
+                "row_tokens": min(self._row_tokens or length, length),
+                "longest": length,
+            },
             "engine_args": {"enforce_eager": policy.device.type == "cpu", **self.engine_args},
         }
 
     def environment(self, policy: ModelSpec) -> dict[str, str]:
         fixed = {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # no grandchildren
-            SECOND_RUNNER: os.environ.get(SECOND_RUNNER, "0"),  # has not been run here: it needs a GPU
+            # the second is vLLM's own default, and needs a GPU, on which neither was run here
+            SECOND_RUNNER: os.environ.get(SECOND_RUNNER, "1" if policy.device.type == "cuda" else "0"),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),

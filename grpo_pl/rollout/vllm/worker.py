@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -21,6 +21,7 @@ from grpo_pl.rollout.decoding import DecodeMonitor, assemble, pad_left, row_keys
 from grpo_pl.rollout.engine import ProgressFn
 from grpo_pl.rollout.vllm.engine import SECOND_RUNNER
 from grpo_pl.rollout.vllm.keyed_draws import DRAW, KEY, TOP, KeyedDraws, SlotDraws
+from grpo_pl.rollout.vllm.memory import cache_memory
 from grpo_pl.types import NO_TOKEN, GenerateRequest, Rollout
 
 
@@ -31,7 +32,7 @@ class VLLMWorker:
         config: the policy's ``transformers`` config as plain values.
         dtype, max_tokens, max_batch_rows: see `VLLMEngine`.
         context: most tokens that the policy itself can attend to, if its config says.
-        kv_cache_bytes: memory for keys and values.
+        memory: arguments of `cache_memory` that do not depend on the GPU.
         engine_args: further arguments of vLLM's.
 
     Raises:
@@ -46,7 +47,7 @@ class VLLMWorker:
         max_tokens: int,
         context: int | None,
         max_batch_rows: int,
-        kv_cache_bytes: int,
+        memory: Mapping[str, Any],
         engine_args: dict[str, Any],
     ) -> None:
         known = {field.name for field in fields(EngineArgs)}
@@ -56,6 +57,9 @@ class VLLMWorker:
                 f"model.engine: vLLM has no argument {name!r}{f'; did you mean {near[0]}?' if near else '.'}"
             )
         self._max_tokens, self._context = max_tokens, context
+        free, total = torch.cuda.mem_get_info() if torch.cuda.is_available() else (None, None)
+        cache, share = cache_memory(**memory, free=free, total=total)
+        of_device = {} if share is None else {"gpu_memory_utilization": share}
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(config))
             arguments = EngineArgs(
@@ -63,7 +67,7 @@ class VLLMWorker:
                 dtype=dtype,  # type: ignore[arg-type]
                 max_model_len=max_tokens,
                 max_num_seqs=max_batch_rows,
-                kv_cache_memory_bytes=kv_cache_bytes,
+                kv_cache_memory_bytes=cache,
                 load_format="dummy",
                 skip_tokenizer_init=True,
                 generation_config="vllm",  # the policy's own defaults are not ours
@@ -72,7 +76,7 @@ class VLLMWorker:
                 worker_extension_cls="grpo_pl.rollout.vllm.worker.Reload",
                 async_scheduling=False,  # which draws before it has written the last token down
                 max_logprobs=-1,  # no limit
-                **{"enable_prefix_caching": True, "disable_log_stats": True, "seed": 0, **engine_args},
+                **{"enable_prefix_caching": True, "disable_log_stats": True, "seed": 0, **of_device, **engine_args},
             )
             try:
                 self._engine = LLMEngine.from_engine_args(arguments)
