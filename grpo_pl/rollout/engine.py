@@ -7,10 +7,10 @@ update. What decode loops share is in ``grpo_pl.rollout.decoding``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from signal import Signals
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from grpo_pl.policy.loading import end_token_ids
 from grpo_pl.types import GenerateRequest, Rollout, SampleKey, SamplingParams, StopStrings, ThoughtEnd
@@ -106,6 +106,13 @@ class RolloutEngine(ABC):
 
     def update_weights(self, model: PreTrainedModel) -> None:  # noqa: B027 - in-process engines read the live weights
         """Called once after each weight update: an engine with a copy must draw from the new weights next."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the engine, for a resumed run to draw in the same way."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most engines keep nothing
+        """Takes over what `state_dict` has given."""
 
     def close(self) -> None:  # noqa: B027 - most engines hold nothing
         """Called when a fit or a validation is over: ends what the engine has started; it starts anew if used again."""

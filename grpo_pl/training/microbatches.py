@@ -15,6 +15,7 @@ from torch import Tensor
 
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.distributed.sharding import local_part
+from grpo_pl.functional.device_memory import OutOfMemory, free_gpu_memory, is_out_of_memory
 from grpo_pl.policy.checkpointing import recomputes_activations
 from grpo_pl.policy.logprobs import (
     Head,
@@ -286,15 +287,6 @@ def _readable(part: dict[str, Tensor], model: PreTrainedModel) -> dict[str, Tens
     }
 
 
-class OutOfMemory(RuntimeError):
-    """Memory does not suffice for the update."""
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """True if an allocation failed, on a GPU or, where the system refuses rather than kills, on the CPU."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
 def saved_bytes_per_token(policy: PreTrainedModel) -> float:
     """Bytes that autograd keeps for each token of a micro-batch: what a dry forward pass of more tokens keeps more.
 
@@ -345,9 +337,9 @@ def _saved_bytes(policy: PreTrainedModel, tokens: int) -> int:
 
 def free_memory(device: torch.device, *, processes: int) -> float:
     """Bytes that this process may still take: of its GPU, or its share of the machine's or container's memory."""
-    if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + unused
+    of_gpu = free_gpu_memory(device)
+    if of_gpu is not None:
+        return of_gpu
     free = float(psutil.virtual_memory().available)
     group = Path("/sys/fs/cgroup")
     limit = group / "memory.max"

@@ -389,6 +389,7 @@ class GRPOModule(PolicyModule):
         super().on_save_checkpoint(checkpoint)
         checkpoint |= self._step_log.state_dict() | self._scoring.state_dict()
         checkpoint["token_budget"] = self.budget.state_dict()
+        checkpoint["engine"] = self.engine.state_dict()
         checkpoint["terms"] = self._term_states.state_dict()
         checkpoint |= self.source.state_dict()
 
@@ -398,6 +399,7 @@ class GRPOModule(PolicyModule):
         self._step_log.load_state_dict(checkpoint)
         self._term_states.load_state_dict(checkpoint)
         self.budget.load_state_dict(checkpoint.get("token_budget", TokenBudget().state_dict()))
+        self.engine.load_state_dict(checkpoint.get("engine", {}))
         if self.trainer.training:
             self.source.load_state_dict(checkpoint)
         self._scoring.load_state_dict(checkpoint)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor
 
+from grpo_pl.functional.device_memory import OutOfMemory, free_gpu_memory, is_out_of_memory
 from grpo_pl.functional.sampling import PrecomputedNoise
 from grpo_pl.rollout.decoding import DecodeMonitor
-from grpo_pl.rollout.engine import RolloutEngine
+from grpo_pl.rollout.engine import RolloutEngine, Watching
 from grpo_pl.rollout.native.decode_kernel import DecodeKernel, PackedPolicy, built_kernels, draw_rollout
 from grpo_pl.rollout.native.decoder_choice import TORCH, choose_decoder
 from grpo_pl.rollout.native.graph_decoder import GraphDecoder, decodes_in_graphs
@@ -21,11 +22,14 @@ from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
 from grpo_pl.rollout.native.slots import TurnSlots, alike, continued
 from grpo_pl.rollout.native.weights import refuse_llama_family
 from grpo_pl.rollout.plain import PlainEngine
+from grpo_pl.types import GenerateRequest, Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
+_SHARE_OF_FREE_MEMORY = 0.8
+"""The rest is for the prefill and for what lies unused between blocks."""
 OWN_PASS = "the own forward pass of the Llama family"
 
 
@@ -40,11 +44,53 @@ class NativeEngine(PlainEngine):
     """
 
     max_batch_rows: int = 0
-    """Most completions decoded, or episodes played, at once; 0 takes all of them. Lower it when keys and values do not
-    fit in memory. Outside episodes the decode kernel does without: it keeps those of 32 completions a thread."""
+    """Most completions decoded, or episodes played, at once; 0 takes all of them, of completions on a GPU those for
+    which memory is free at the first rollout, and half as many each time that memory runs out. Outside episodes the
+    decode kernel does without: it keeps those of 32 completions a thread."""
     decoder: str | None = field(default=None, init=False, compare=False)
     """The decoder of the whole run where it can draw: a kernel by its name, or ``torch``. None follows the rule."""
     _logged: set[str] = field(default_factory=set, init=False, repr=False)
+    _found_rows: int | None = field(default=None, init=False, repr=False, compare=False)
+    # most completions at once for which there was memory; None while there was for all
+
+    def generate(self, model: PreTrainedModel, request: GenerateRequest, **watching: Unpack[Watching]) -> Rollout:
+        rows = len(request.keys) * request.group_size
+        while True:
+            try:
+                return super().generate(model, request, **watching)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                before = self._rows_at_once(rows)
+                if before == 1:
+                    raise OutOfMemory(
+                        "Memory ran out in a rollout of one completion at once: shorten completions "
+                        "(model.sampling.max_completion_length), or draw in vLLM (configs/engine/vllm.yaml)."
+                    ) from error
+            # here nothing of the failed attempt is held any longer
+            self._found_rows = before // 2
+            log.warning(
+                "Memory ran out: rollouts of up to %d completions at once from now on (before: %d).",
+                self._found_rows,
+                before,
+            )
+            if model.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"configured": self.max_batch_rows, "rows": self._found_rows}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over what was found or halved, unless the run has been told otherwise since."""
+        if state.get("configured") == self.max_batch_rows:
+            self._found_rows = state["rows"]
+
+    def _rows_at_once(self, rows: int) -> int:
+        return min(most for most in (self.max_batch_rows, self._found_rows, rows) if most)
+
+    def _chunks(self, owners: Tensor) -> Iterator[tuple[int, Tensor]]:
+        size = self._rows_at_once(len(owners))
+        return ((first, owners[first : first + size]) for first in range(0, len(owners), size))
 
     def _draw(
         self, model: PreTrainedModel, ids: Tensor, mask: Tensor, owners: Tensor, keys: Tensor, monitor: DecodeMonitor
@@ -61,13 +107,28 @@ class NativeEngine(PlainEngine):
         drawn = []
         with torch.no_grad():
             kind = GraphDecoder if decodes_in_graphs(model) else LlamaFamilyDecoder
-            decoder = kind(model, rows=min(self.max_batch_rows or len(owners), len(owners)))
+            decoder = kind(model, rows=self._rows_at_once(len(owners)))
+            self._fit(decoder, model.device, len(owners), ids.shape[1] + longest)
             with torch.autocast(owners.device.type, enabled=False):
                 for first, mine in self._chunks(owners):
                     begin, end = int(mine[0]), int(mine[-1]) + 1
                     logits = decoder.start(ids[begin:end], mask[begin:end], mine - begin, room=longest - 1)
                     drawn.append(self._decode(decoder, logits, keys[first : first + len(mine)], first, monitor))
         return drawn
+
+    def _fit(self, decoder: LlamaFamilyDecoder, device: torch.device, rows: int, tokens: int) -> None:
+        """Finds how many rows of so many tokens fit on a GPU beside the decoder's weights, where nobody has said it."""
+        if self.max_batch_rows or self._found_rows or (free := free_gpu_memory(device)) is None:
+            return
+        fitting = int(_SHARE_OF_FREE_MEMORY * free / decoder.row_bytes(tokens))
+        if fitting < rows:
+            self._found_rows = max(1, fitting)
+            log.warning(
+                "There is memory for %d of %d completions of %d tokens at once: they are drawn in parts.",
+                self._found_rows,
+                rows,
+                tokens,
+            )
 
     def _kernel(self, model: PreTrainedModel, monitor: DecodeMonitor) -> DecodeKernel | None:
         """The decode kernel that draws this rollout; None if torch does."""

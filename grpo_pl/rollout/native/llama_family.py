@@ -147,6 +147,11 @@ class LlamaFamilyDecoder:
         ]
         return self._logits(torch.cat(last))[owners]
 
+    def row_bytes(self, columns: int) -> int:
+        """Bytes of a row with so many columns: its keys and values, and its logits three times in float32."""
+        token = 2 * len(self._layers) * self._key_heads * self._head_size * self._dtype.itemsize
+        return columns * token + 3 * 4 * len(self._embedding)
+
     def step(self, tokens: Tensor) -> Tensor:
         """Logits (rows, V) after feeding one token to each of the live rows."""
         rows, column = len(tokens), self._column
