@@ -77,7 +77,7 @@ def attends_by_interface(model: PreTrainedModel) -> bool:
 
 def checkpoint_contexts(model: nn.Module) -> set[Any]:
     """The ``context_fn`` with which the layers of a model are checkpointed; None stands for one without."""
-    layers = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+    layers: list[Any] = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
     return {layer._gradient_checkpointing_func.keywords.get("context_fn") for layer in layers}
 
 

@@ -86,7 +86,7 @@ class GraphDecoder(LlamaFamilyDecoder):
         def record() -> Tensor:
             # not torch.cuda.graph, which gives all free memory back each time; only this thread's work, since others
             # may look at events of theirs
-            pool = _pool(self._tokens.device).id
+            pool: Any = _pool(self._tokens.device).id  # its type is a private one of torch's
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 found = self._advance()
