@@ -114,6 +114,10 @@ class RolloutEngine(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most engines keep nothing
         """Takes over what `state_dict` has given."""
 
+    def unclaimed_bytes(self, model: PreTrainedModel) -> int:
+        """Bytes that the engine will take of the policy's GPU once it starts; 0 where it has, or takes none there."""
+        return 0
+
     def close(self) -> None:  # noqa: B027 - most engines hold nothing
         """Called when a fit or a validation is over: ends what the engine has started; it starts anew if used again."""
 

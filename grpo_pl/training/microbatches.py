@@ -174,7 +174,9 @@ class TokenBudget:
                 reason = error.with_traceback(None)  # its frames hold the tensors that take up the memory
             self._halve(rollout, collective, reason)
 
-    def resolve(self, policy: PreTrainedModel, *, trained_before: bool, collective: Collective) -> None:
+    def resolve(
+        self, policy: PreTrainedModel, *, trained_before: bool, collective: Collective, reserved: int = 0
+    ) -> None:
         """Finds the budget where neither the configuration has one nor a checkpoint from the same kind of device and
         number of processes; the same on every rank.
 
@@ -183,6 +185,7 @@ class TokenBudget:
 
         Args:
             trained_before: gradients' and optimiser's memory is in use already.
+            reserved: bytes of what is free that an engine will take before the update.
         """
         recomputes = recomputes_activations(policy)
         found_for = f"{_describe(policy.device)}, {collective.world} processes, recomputing: {recomputes}"
@@ -190,6 +193,7 @@ class TokenBudget:
             return
         each = saved_bytes_per_token(policy)
         free = free_memory(policy.device, processes=int(os.environ.get("LOCAL_WORLD_SIZE", collective.world)))
+        free -= reserved
         if not trained_before:
             free -= 3 * sum(local_part(p).nbytes for p in policy.parameters() if p.requires_grad)
         most = MOST_TOKENS_ON_CPU if policy.device.type == "cpu" else MOST_TOKENS

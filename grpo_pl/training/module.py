@@ -304,7 +304,8 @@ class GRPOModule(PolicyModule):
         """Prompts → rollout → reward → advantage."""
         policy = self.require_policy()
         optimizer = cast(torch.optim.Optimizer, self.optimizers())
-        self.budget.resolve(policy, trained_before=bool(optimizer.state), collective=self.collective)
+        reserved, trained = self.engine.unclaimed_bytes(policy), bool(optimizer.state)
+        self.budget.resolve(policy, trained_before=trained, collective=self.collective, reserved=reserved)
         self._scoring.renew(policy, batch.step)
         collected = self.source.take(batch, self.collector)
         if self.environment is not None:

@@ -205,3 +205,14 @@ def test_errors_of_the_allocator_are_told_from_others() -> None:
     with pytest.raises(RuntimeError) as other:
         torch.zeros(2) + torch.zeros(3)
     assert not is_out_of_memory(other.value)
+
+
+def test_a_budget_leaves_room_for_an_engine_that_has_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, found = _policy(), []
+    monkeypatch.setattr("grpo_pl.training.microbatches.saved_bytes_per_token", lambda policy: 1024.0)
+    monkeypatch.setattr("grpo_pl.training.microbatches.free_memory", lambda device, processes: 8.0 * 2**20)
+    for reserved in (0, 6 * 2**20):
+        budget = TokenBudget()
+        budget.resolve(policy, trained_before=True, collective=Collective(), reserved=reserved)
+        found.append(budget.tokens)
+    assert found == [4096, 1024]  # half of 8 MiB, and of 2

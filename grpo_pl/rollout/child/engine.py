@@ -16,6 +16,8 @@ from grpo_pl.rollout.copy_engine import CopyEngine, ModelSpec, WeightsVersion
 from grpo_pl.rollout.engine import Watching
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from grpo_pl.rollout.episodes import AnyRequest, EngineOutput
 
 
@@ -40,6 +42,13 @@ class ChildEngine(CopyEngine):
     def environment(self, policy: ModelSpec) -> dict[str, str]:
         """Variables that the process gets besides those of this one."""
         return {"OMP_NUM_THREADS": str(self.threads or torch.get_num_threads())}
+
+    def unclaimed_bytes(self, model: PreTrainedModel) -> int:
+        policy = ModelSpec.of(model)
+        if policy.device.type != "cuda" or self.pid is not None:
+            return 0
+        dtype = getattr(torch, getattr(self, "dtype", None) or str(policy.dtype).removeprefix("torch."))
+        return (self.memory_bytes or 0) + policy.parameters * int(dtype.itemsize)
 
     def describe(self) -> str:
         return f"{type(self).__name__} in a process of its own, the policy's weights pushed {self.pushes} times"

@@ -126,3 +126,13 @@ def test_the_trainer_gives_unused_memory_back_before_a_process_starts(
     kind()._push_weights(_spec("0.5B"), (0, 0), iter(()), collective=False)
     kind()._push_weights(_spec("0.5B", device="cpu"), (0, 0), iter(()), collective=False)
     assert order == ["empty", "start", "start"]
+
+
+def test_what_a_process_will_take_of_the_gpu_is_known_until_it_has_taken_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelSpec, "of", lambda model: model)
+    engine = VLLMEngine(kv_cache_gib=3.0)
+    assert engine.unclaimed_bytes(_spec("7B")) == 4 * GIB + 2 * 7_620_000_000  # type: ignore[arg-type]
+    assert NativeChildEngine(dtype="float32").unclaimed_bytes(_spec("7B")) == GIB // 2 + 4 * 7_620_000_000  # type: ignore[arg-type]
+    assert engine.unclaimed_bytes(_spec("7B", device="cpu")) == 0  # type: ignore[arg-type]
+    monkeypatch.setattr(VLLMEngine, "pid", 1)
+    assert engine.unclaimed_bytes(_spec("7B")) == 0  # type: ignore[arg-type]
