@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
 
-from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser
 
-from grpo_pl.callbacks.held_out import ValidateAtBothEnds
-from grpo_pl.callbacks.record import KeepConfiguration
-from grpo_pl.callbacks.termination import StopOnSignal
-from grpo_pl.cli.preflight import check_lightning
-from grpo_pl.cli.run_folder import as_list, follow_launcher
-from grpo_pl.cli.trainer import RunCLI
+from grpo_pl.cli.step_run import StepRunCLI
 from grpo_pl.config.objects import read_arguments
 from grpo_pl.distributed.strategy import is_first_process
 from grpo_pl.training.reward_model import PreferenceData, RewardModelModule
@@ -26,7 +18,7 @@ def trains_reward_model(args: Sequence[str]) -> bool:
     return "model.classifier" in read_arguments(args)
 
 
-class RewardModelCLI(RunCLI):
+class RewardModelCLI(StepRunCLI):
     """``fit`` of a reward model: metrics, checkpoints, and at the end the export that a ``ModelReward`` loads."""
 
     unnamed = "reward_model"
@@ -44,25 +36,8 @@ class RewardModelCLI(RunCLI):
         super().add_arguments_to_parser(parser)
         parser.set_defaults({"checkpoint.monitor": "val/agreement"})
 
-    def instantiate_trainer(self, **kwargs: Any) -> Any:
-        trainer = self._built.trainer
-        check_lightning(trainer)
-        self.model.check(self.datamodule)
-        config = self._resolved_config()
-        self.folder = self._claim_folder(config, self._built.checkpoint)
-        own = [StopOnSignal(), ValidateAtBothEnds(), KeepConfiguration(self.folder, config)]
-        if trainer["enable_progress_bar"] is not False and sys.stderr.isatty():
-            own.append(RichProgressBar())
-        else:
-            trainer["enable_progress_bar"] = False
-        trainer["callbacks"] = [*as_list(trainer["callbacks"]), *own]
-        follow_launcher(trainer)
-        made = super().instantiate_trainer(**kwargs)
-        self.datamodule.check_shares(made.num_devices * made.num_nodes)
-        return made
-
     def after_fit(self) -> None:
-        self.model.export(self.folder.export)
+        super().after_fit()
         if is_first_process() and self.model.agreement is not None:
             value, low, high = self.model.agreement
             print(

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from grpo_pl.data.datamodule import RemainingSteps, Steps
-from grpo_pl.data.demonstrations import draw_in_passes
 from grpo_pl.data.preferences import PairSource, Preference
-from grpo_pl.distributed.collective import Collective
-from grpo_pl.distributed.sharding import build_once, shard, whole_state_dict
-from grpo_pl.distributed.strategy import FSDP2Strategy, check_strategy
+from grpo_pl.distributed.sharding import whole_state_dict
 from grpo_pl.files.writing import staged_folder, system_errors
 from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.functional.estimates import wilson_interval
@@ -27,8 +20,9 @@ from grpo_pl.functional.preferences import agreements, bradley_terry_loss
 from grpo_pl.policy.loading import PolicyConfig, load_tokenizer, model_config, switch_dropout_off
 from grpo_pl.policy.tokenizer import known_characters, lacking_characters, shown_characters
 from grpo_pl.rewards.pretrained import load_pretrained
-from grpo_pl.training.metrics import StepLog
+from grpo_pl.training.beside import Sums
 from grpo_pl.training.optimization import Optimization
+from grpo_pl.training.step_run import HeldOutRows, Split, StepData, StepModule
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -78,7 +72,7 @@ def pair_scores(
     return chosen, rejected
 
 
-class RewardModelModule(LightningModule):
+class RewardModelModule(StepModule):
     """Minimises the Bradley–Terry loss on pairs of completions; one training batch is one optimiser step. A step whose
     loss or gradient is not finite is skipped; ``optimization.max_skipped_updates`` of them in a row end the run.
 
@@ -96,37 +90,19 @@ class RewardModelModule(LightningModule):
         optimization: Optimization = Optimization(lr=1e-4),  # noqa: B008 - frozen
         activation_checkpointing: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(optimization, activation_checkpointing)
         check_at_least(1, "model", max_length=max_length)
         if classifier.lora is not None or classifier.quantization is not None:
             raise ValueError("model.classifier is trained whole: set its lora and quantization null.")
-        self.automatic_optimization = False
-        self.classifier_config, self.max_length, self.optimization = classifier, max_length, optimization
-        self.activation_checkpointing = activation_checkpointing
+        self.classifier_config, self.max_length = classifier, max_length
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(classifier)
         self.tokenizer.padding_side, self.tokenizer.truncation_side = "right", "left"
-        self.model: Any = None
         self.agreement: tuple[float, float, float] | None = None
         """Share of held-out pairs that the last validation agreed with, and the ends of its 95 % interval."""
         self._counted = torch.zeros(3, dtype=torch.float64)  # agreements, losses, pairs
-        self._step_log = StepLog((), ())
 
-    # --- building ---------------------------------------------------------------------------------------------------
-
-    def configure_model(self) -> None:
-        if self.model is not None:
-            return
-        build = partial(load_classifier, self.classifier_config, self.tokenizer)
-        strategy = self.trainer.strategy
-        check_strategy(strategy)
-        self.model = build_once(build) if isinstance(strategy, FSDP2Strategy) else build()
-        if self.activation_checkpointing:
-            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        if isinstance(strategy, FSDP2Strategy):
-            shard(self.model, strategy.sharding)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return self.optimization.build(self.parameters())
+    def build_model(self, *, weights: bool = True) -> Any:
+        return load_classifier(self.classifier_config, self.tokenizer, weights=weights)
 
     def check(self, data: PreferenceData) -> None:
         """Refuses what would fail after the start: pairs with characters that the tokenizer lacks, a bad model."""
@@ -142,32 +118,17 @@ class RewardModelModule(LightningModule):
         if self.model is None:
             load_classifier(self.classifier_config, self.tokenizer)
 
-    # --- training ---------------------------------------------------------------------------------------------------
-
-    def training_step(self, batch: list[Preference], batch_idx: int) -> None:
-        step, total = self._data.completed_rollouts, self._data.steps
-        optimizer = cast(torch.optim.Optimizer, self.optimizers())
-        self.optimization.configure(optimizer, rollout=step, total=total)
+    def accumulate(self, batch: list[Preference]) -> Sums:
         chosen, rejected = self._scores(batch)
         loss = bradley_terry_loss(chosen, rejected).mean()
-        optimizer.zero_grad(set_to_none=True)
         self.manual_backward(loss)
-        norm = self.optimization.clip_gradients(self.parameters())
         right = agreements(chosen.detach(), rejected.detach()).sum()
         count = torch.tensor(len(batch), device=self.device)
-        found = self.collective.ratios({"loss": (loss.detach() * len(batch), count), "agreement": (right, count)})
-        taken = bool(torch.isfinite(norm)) and math.isfinite(found["loss"])  # the same on all processes
-        if taken:
-            optimizer.step()
-        for logger in self.loggers:
-            rate = self.optimization.lr_at(step, total)
-            logger.log_metrics({**found, "grad_norm": float(norm), "lr": rate}, step=step + 1)
-        self._step_log.check_divergence([taken], self.optimization.max_skipped_updates)
-        self._data.completed_rollouts += 1
+        return {"loss": (loss.detach() * len(batch), count), "agreement": (right, count)}
 
-    def validation_step(self, batch: list[Preference], batch_idx: int) -> None:
-        if batch:
-            chosen, rejected = self._scores(batch)
+    def validation_step(self, batch: HeldOutRows[Preference], batch_idx: int) -> None:
+        chosen, rejected = self._scores(batch)
+        if not batch.filling:
             right, loss = agreements(chosen, rejected).sum(), bradley_terry_loss(chosen, rejected).double().sum()
             self._counted += torch.tensor([right, loss, len(batch)], dtype=torch.float64)
 
@@ -182,32 +143,12 @@ class RewardModelModule(LightningModule):
     def _scores(self, batch: list[Preference]) -> tuple[Tensor, Tensor]:
         return pair_scores(self.model, self.tokenizer, batch, max_length=self.max_length)
 
-    # --- checkpoints and export -------------------------------------------------------------------------------------
-
-    def finish_rollouts(self) -> dict[int, str]:
-        """Nothing is drawn ahead; for `RolloutCheckpoint`."""
-        return {}
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint |= self._step_log.state_dict()
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self._step_log.load_state_dict(checkpoint)
-
     def export(self, folder: Path) -> None:
         """Writes model and tokenizer for `ModelReward` and ``transformers``; all processes call it."""
         assert self.model is not None
         save_classifier(
             self.model.config, whole_state_dict(self.model), self.tokenizer, folder, self.trainer.is_global_zero
         )
-
-    @property
-    def collective(self) -> Collective:
-        return Collective(rank=self.trainer.global_rank, world=self.trainer.world_size)
-
-    @property
-    def _data(self) -> PreferenceData:
-        return cast(PreferenceData, self.trainer.datamodule)  # type: ignore[attr-defined]
 
 
 def save_classifier(
@@ -226,7 +167,7 @@ def save_classifier(
         tokenizer.save_pretrained(staging)
 
 
-class PreferenceData(LightningDataModule):
+class PreferenceData(StepData[Preference]):
     """The pairs of each training step, a function of the step alone, and held-out pairs in slices.
 
     Args:
@@ -237,70 +178,26 @@ class PreferenceData(LightningDataModule):
         seed: names the order of the training pairs, which is another in every pass.
     """
 
+    per_step_option, rows_option = "pairs_per_step", "pairs"
+
     def __init__(
         self, pairs: PairSource, steps: int = 200, pairs_per_step: int = 32, val_pairs: int | None = None, seed: int = 0
     ) -> None:
-        super().__init__()
-        check_at_least(1, "data", steps=steps, pairs_per_step=pairs_per_step)
+        super().__init__(steps, pairs_per_step, seed)
         if val_pairs is not None:
             check_at_least(1, "data", val_pairs=val_pairs)
-        self.pairs, self.steps, self.pairs_per_step, self.seed = pairs, steps, pairs_per_step, seed
+        self.pairs = pairs
         self.train_pairs, self.val_pairs = pairs.training(), pairs.held_out()[:val_pairs]
-        self.completed_rollouts = 0
-        """Completed steps; the name is that of all runs, whose checkpoints count them."""
 
-    def batch(self, step: int) -> list[Preference]:
-        """This process's pairs of a step."""
-        rank, world = self._rank_and_world()
-        self.check_shares(world)
-        drawn = draw_in_passes(self.train_pairs, step=step, count=self.pairs_per_step, seed=self.seed)
-        share = self.pairs_per_step // world
-        return drawn[rank * share : (rank + 1) * share]
+    def rows(self, split: Split) -> list[Preference]:
+        return self.train_pairs if split == "train" else self.val_pairs
 
-    def check_shares(self, world: int) -> None:
-        """Refuses pairs of a step that ``world`` processes cannot share equally."""
-        if self.pairs_per_step % world:
-            raise ValueError(
-                f"data.pairs_per_step={self.pairs_per_step} does not divide among {world} processes: set a multiple."
-            )
-
-    def train_dataloader(self) -> DataLoader[list[Preference]]:
-        steps = Steps(self, self.batch)
-        return DataLoader(steps, batch_size=None, sampler=RemainingSteps(steps))
-
-    def val_dataloader(self) -> DataLoader[list[Preference]]:
-        rank, world = self._rank_and_world()
-        own = self.val_pairs[rank::world]
-        count = -(-len(self.val_pairs) // (world * self.pairs_per_step))  # the same on all processes
-        return DataLoader(
-            [own[i * self.pairs_per_step : (i + 1) * self.pairs_per_step] for i in range(count)],  # type: ignore[arg-type]
-            batch_size=None,
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"completed_rollouts": self.completed_rollouts, "order": self._order}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self.trainer is not None and self.trainer.training:
-            self.require_unchanged(state_dict)
-        self.completed_rollouts = state_dict["completed_rollouts"]
-
-    def require_unchanged(self, state_dict: Mapping[str, Any]) -> None:
-        """Refuses to go on from a state with other steps: other training pairs, or another size or order of steps."""
-        before: Mapping[str, Any] = state_dict.get("order", {})
-        if changed := [name for name, value in self._order.items() if before.get(name, value) != value]:
-            raise ValueError(
-                f"{' and '.join(f'data.{name}' for name in changed)} changed since this run began: restore what was "
-                "there, or begin a run of another --name."
-            )
+    def digest(self) -> str:
+        return self._digest
 
     @cached_property
-    def _order(self) -> dict[str, str | int]:
-        """All that the pairs of a step depend on, by the field that it comes from."""
+    def _digest(self) -> str:
         digest = hashlib.blake2b(digest_size=16)
         for pair in self.train_pairs:
             digest.update(repr(tuple(pair)).encode())
-        return {"pairs": digest.hexdigest(), "pairs_per_step": self.pairs_per_step, "seed": self.seed}
-
-    def _rank_and_world(self) -> tuple[int, int]:
-        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
+        return digest.hexdigest()
