@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time the table below 
     from grpo_pl.cli.run_folder import open_run as open_run
     from grpo_pl.cli.run_folder import trainer_arguments as trainer_arguments
     from grpo_pl.data.datamodule import RolloutDataModule as RolloutDataModule
+    from grpo_pl.data.demonstration_rows import DemonstrationRows as DemonstrationRows
     from grpo_pl.data.sources import PromptSource as PromptSource
     from grpo_pl.distributed.strategy import FSDP2Strategy as FSDP2Strategy
     from grpo_pl.environments.base import Environment as Environment
@@ -44,6 +45,8 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time the table below 
     from grpo_pl.training.hooks import StepCallback as StepCallback
     from grpo_pl.training.module import GRPOModule as GRPOModule
     from grpo_pl.training.optimization import Optimization as Optimization
+    from grpo_pl.training.sft_module import SFTData as SFTData
+    from grpo_pl.training.sft_module import SFTModule as SFTModule
     from grpo_pl.types import GenerateRequest as GenerateRequest
     from grpo_pl.types import Problem as Problem
     from grpo_pl.types import PromptBatch as PromptBatch
@@ -56,6 +59,9 @@ DEFINED_IN = {
     # what a training is made of
     "GRPOModule": "grpo_pl.training.module",
     "RolloutDataModule": "grpo_pl.data.datamodule",
+    "SFTModule": "grpo_pl.training.sft_module",
+    "SFTData": "grpo_pl.training.sft_module",
+    "DemonstrationRows": "grpo_pl.data.demonstration_rows",
     "PolicyConfig": "grpo_pl.policy.loading",
     "Lora": "grpo_pl.policy.lora",
     "TeacherConfig": "grpo_pl.policy.teacher",

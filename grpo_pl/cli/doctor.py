@@ -13,7 +13,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from grpo_pl.callbacks.progress import StageProgress
 from grpo_pl.cli.preflight import check_monitor, check_start, check_trainer, prompt_encoding
 from grpo_pl.cli.run_folder import follow_launcher
-from grpo_pl.cli.trainer import GRPOCLI, _say
+from grpo_pl.cli.trainer import GRPOCLI, say
 from grpo_pl.config.jsonargparse_adapter import USAGE_ERROR
 from grpo_pl.config.objects import ConfigError
 from grpo_pl.distributed.strategy import is_first_process
@@ -79,12 +79,12 @@ class DoctorCLI(GRPOCLI):
             self._end.enter_context(module.pool)
         module.tokenizer = load_tokenizer(module.policy_config)
         cold = "" if module.cold_start is None else " after the cold start, which is kept for the run"
-        _say(f"The doctor draws {given.rollouts} rollouts{cold}, for {given.seconds:g} s at most (--seconds).")
+        say(f"The doctor draws {given.rollouts} rollouts{cold}, for {given.seconds:g} s at most (--seconds).")
         self.probe = Probe(given.rollouts, given.seconds)
         try:
             _, fits, _ = prompt_encoding(module, module.tokenizer)
             self.probe.found = measure_problems(module, data, fits)  # before problems are left out
-            check_start(module, data, _say)
+            check_start(module, data, say)
             if built.checkpoint.keep_best:
                 check_monitor(built.checkpoint.monitor, module, data)
         except ValueError as error:
@@ -128,7 +128,7 @@ class DoctorCLI(GRPOCLI):
         found = with_fixes(found, module, self._problems(), data.source)
         self._print(found, statistics, probe.elapsed)
         if probe.timed_out and len(statistics.rollouts) < MIN_ROLLOUTS:
-            _say("The time was up before enough was seen: raise --seconds, or lower data.prompts_per_step.")
+            say("The time was up before enough was seen: raise --seconds, or lower data.prompts_per_step.")
             self.status = self.status or USAGE_ERROR
 
     def _problems(self) -> list[Problem]:

@@ -142,6 +142,7 @@ def _train(verb: str, args: list[str], help_about: str) -> int:
 
         from grpo_pl.cli.doctor import DoctorCLI
         from grpo_pl.cli.reward_model import RewardModelCLI, trains_reward_model
+        from grpo_pl.cli.sft import SFTCLI
         from grpo_pl.cli.trainer import GRPOCLI
         from grpo_pl.policy.quiet import quiet_libraries
         from grpo_pl.rollout.engine import RolloutInterrupted
@@ -152,6 +153,8 @@ def _train(verb: str, args: list[str], help_about: str) -> int:
             RewardModelCLI([verb, *args])  # whose page of help is short
         elif not help_about:
             print(short_page(verb), end="")
+        elif verb == "sft":
+            SFTCLI(args, help_about)
         elif verb == "doctor":
             return DoctorCLI([verb, *args], help_about).status
         else:

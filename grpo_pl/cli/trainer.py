@@ -188,9 +188,7 @@ class GRPOCLI(RunCLI):
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
-        self._order_help(parser, subcommand)
-        assert isinstance(parser, TrainerParser)
-        parser.help_about = self._help_about
+        order_help(parser, subcommand, self._help_about)
         if subcommand == "validate":
             parser.add_argument(
                 "--output", type=Path | None, default=None, help="JSON file for the metrics, problem by problem."
@@ -202,20 +200,6 @@ class GRPOCLI(RunCLI):
                 help="Such a file of another policy; prints the paired difference to it with its interval.",
             )
         return parser
-
-    @staticmethod
-    def _order_help(parser: LightningArgumentParser, subcommand: str) -> None:
-        """On the help page, what a run is about comes before the forty options of the Trainer."""
-        parser.usage = f"grpo-pl {subcommand} --config FILE [--config OVERLAY …] [--OPTION VALUE …]"
-        parser.description = TRAINER_VERBS[subcommand]
-        trainer = (parser.groups or {})["trainer"]
-        trainer.title = "Lightning's Trainer"
-        parser._action_groups = sorted(parser._action_groups, key=lambda group: group is trainer)
-        for group in parser._action_groups:
-            for action in group._group_actions:
-                if action.dest == "ckpt_path":  # Lightning's help lists forms of it that are refused here
-                    group.title = "checkpoint"
-                    action.help = "checkpoint of an earlier run: its weights, optimizer and counters are restored."
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         arguments = super()._prepare_subcommand_kwargs(subcommand)
@@ -231,7 +215,7 @@ class GRPOCLI(RunCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         if self.run is not None and self.run.note:
-            _say(self.run.note)
+            say(self.run.note)
         try:
             super()._run_subcommand(subcommand)
         except OSError as error:
@@ -254,7 +238,7 @@ class GRPOCLI(RunCLI):
         if self.model.pool is not None:
             self._end.enter_context(self.model.pool)  # which the check starts
         resumes = bool(self._settings.ckpt_path or self._settings.get("resume"))
-        check_start(self.model, self.datamodule, _say, resumes=resumes)  # before a run folder is claimed
+        check_start(self.model, self.datamodule, say, resumes=resumes)  # before a run folder is claimed
         check_monitors(as_list(trainer["callbacks"]), self.model.validation, self.model.rewards, self.datamodule)
         if self._settings.ckpt_path:
             if self._settings.get("resume"):
@@ -280,7 +264,7 @@ class GRPOCLI(RunCLI):
         for logger in self._others:
             logger.log_hyperparams(read_settings(self._resolved_config()))
         if derived:
-            _say(table(derived))
+            say(table(derived))
         return built
 
     def _open_run(self) -> list[Any]:
@@ -341,6 +325,24 @@ class GRPOCLI(RunCLI):
         check_resume(path, self.model, self.datamodule, config, fit=self.subcommand == "fit")
 
 
-def _say(line: str) -> None:
+def order_help(parser: LightningArgumentParser, verb: str, about: str) -> None:
+    """Makes the help page of a verb, or of the part that it is ``about``; what a run is about comes before the forty
+    options of the Trainer."""
+    parser.usage = f"grpo-pl {verb} --config FILE [--config OVERLAY …] [--OPTION VALUE …]"
+    parser.description = TRAINER_VERBS[verb]
+    trainer = (parser.groups or {})["trainer"]
+    trainer.title = "Lightning's Trainer"
+    parser._action_groups = sorted(parser._action_groups, key=lambda group: group is trainer)
+    for group in parser._action_groups:
+        for action in group._group_actions:
+            if action.dest == "ckpt_path":  # Lightning's help lists forms of it that are refused here
+                group.title = "checkpoint"
+                action.help = "checkpoint of an earlier run: its weights, optimizer and counters are restored."
+    assert isinstance(parser, TrainerParser)
+    parser.help_about = about
+
+
+def say(line: str) -> None:
+    """Prints a line on the first process's stderr."""
     if is_first_process():
         print(line, file=sys.stderr)

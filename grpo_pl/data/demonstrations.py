@@ -76,22 +76,33 @@ def _demonstration(row: Row) -> Demonstration:
         messages = [*_messages(row["prompt"], "user"), *_messages(row["completion"], "assistant")]
     else:
         raise ValueError("needs the keys prompt and completion, or messages.")
-    said: list[list[Mapping[str, Any]]] = [[]]  # what is read before each turn of the assistant, and that turn
-    for message in messages:
-        if said[-1] and said[-1][-1].get("role") == "assistant":
-            said.append([])
-        said[-1].append(message)
+    said = by_turn(messages)
     roles = [[message.get("role") for message in turn] for turn in said]
     if roles[0] != ["user", "assistant"] or any(len(turn) < 2 or turn[-1] != "assistant" for turn in roles):
         raise ValueError(
             "a demonstration is one turn of the user and one of the assistant, and of an episode what comes of it and "
             f"the next; found {[role for turn in roles for role in turn]}."
         )
+    return Demonstration(str(said[0][0]["content"]), str(said[0][1]["content"]), later_turns(said[1:]))
+
+
+def by_turn(messages: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """What is read before each turn of the assistant, and that turn; what follows the last one, too."""
+    said: list[list[Mapping[str, Any]]] = [[]]
+    for message in messages:
+        if said[-1] and said[-1][-1].get("role") == "assistant":
+            said.append([])
+        said[-1].append(message)
+    return said
+
+
+def later_turns(turns: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[tuple[Observation, str], ...]:
+    """``Demonstration.further`` of turns, each of which is the messages that are read and one of the assistant."""
     further: list[tuple[Observation, str]] = []
-    for *messages, action in said[1:]:
+    for *messages, action in turns:
         alone = [message.get("role") for message in messages] == ["user"]  # then a text is enough
         further.append((str(messages[0]["content"]) if alone else messages, str(action["content"])))
-    return Demonstration(str(said[0][0]["content"]), str(said[0][1]["content"]), tuple(further))
+    return tuple(further)
 
 
 def _messages(value: Any, role: str = "") -> list[Mapping[str, Any]]:

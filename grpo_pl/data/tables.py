@@ -71,7 +71,10 @@ class TablePrompts(RowPrompts):
         return self._reader(self.val_path or self.path, self.val_split or "train", name)
 
     def _reader(self, path: str, split: str, name: str) -> RowReader:
-        return _TableReader(load_table(path, self.subset, split, written=self.written_columns()), name, self)
+        reader = TableReader(load_table(path, self.subset, split, written=self.written_columns()), name)
+        if reader.columns:
+            self.check_columns(repr(name), reader.columns)
+        return reader
 
     def own_columns(self) -> list[str]:
         return [*super().own_columns(), *([self.worked] if self.worked else [])]
@@ -115,17 +118,15 @@ class Part(NamedTuple):
     rows: range
 
 
-class _TableReader(RowReader):
+class TableReader(RowReader):
     """Parts of tables, one after the other, as one table of which each row has all columns."""
 
     unit = "row"
 
-    def __init__(self, parts: Sequence[Part], name: str, source: TablePrompts) -> None:
+    def __init__(self, parts: Sequence[Part], name: str) -> None:
         self.parts, self.name = parts, name
         self.columns = list(dict.fromkeys(column for part in parts for column in part.table.columns))
         self.starts = list(accumulate((len(part.rows) for part in parts), initial=0))
-        if self.columns:
-            source.check_columns(repr(name), self.columns)
 
     def scan(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
         return enumerate(self.read(range(self.starts[-1])))

@@ -186,7 +186,7 @@ def _from_checkpoint(file: Path) -> ServedModel:
         policy=_build(PolicyConfig, _field(model, "policy", dict, origin), "policy", origin),
         checkpoint=file,
         template=_build(PromptTemplate, parts["template"], "template", origin),
-        **_settings(model, origin),
+        **_settings({"rewards": [], **model}, origin),  # supervised fine-tuning has none
         **_compute(run.path),
         examples=_examples(run.path),
         sampling=_build(SamplingParams, parts["sampling"], "sampling", origin),

@@ -74,6 +74,40 @@ def model_card(
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(filter(None, body)) + "\n"))
 
 
+def sft_card(run: RunFolder) -> str:
+    """The card of a policy that `grpo-pl sft` trained: what it was made of, its last losses and its configuration."""
+    from huggingface_hub import ModelCard, ModelCardData
+
+    text = run.config.read_text(encoding="utf-8") if run.config.is_file() else ""
+    config = flat_settings(read_settings(text) or {})
+    curves = read_curves(run.metrics) if run.metrics.is_file() else {}
+    local, rows = config.get("model.policy.path"), str(config.get("data.rows.path") or "")
+    base, inherited = _base(local)
+    name, begun = run.path.name, base or (f"`{PurePath(local).name}`" if local else "A language model")
+    dataset = rows if _is_on_hub(rows) else None
+    data = ModelCardData(
+        base_model=base,
+        datasets=dataset,
+        library_name="transformers",
+        license=inherited,
+        model_name=name,
+        pipeline_tag="text-generation",
+        tags=["sft", "grpo_pl"],
+    )
+    shown = {key: curves[key][-1][1] for key in ("loss", "val/loss") if curves.get(key)}
+    figures = "\n".join(f"| {key} at the end | {value:.4f} |" for key, value in shown.items())
+    body = [
+        f"# {name}",
+        f"{begun}, fine-tuned on demonstrations ({dataset or PurePath(rows).name}) by grpo_pl {grpo_pl.__version__}.",
+        f"## Use\n\nPrompts must be written with the template in `grpo_pl.json`, as `grpo-pl` does:\n\n```bash\n"
+        f"grpo-pl serve --model {name}\n```",
+        f"## Training\n\n| | |\n|---|---|\n| steps | {config.get('data.steps')} |\n{figures}",
+        f"## Licence\n\n{inherited or 'Not stated'}.",
+        _configuration(text.strip()),
+    ]
+    return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(filter(None, body)) + "\n"))
+
+
 def _results(held_out: Mapping[str, Points], dataset: str | None, problems: str) -> list[Any]:
     """The last value of each held-out metric, as the hub reads it."""
     from huggingface_hub import EvalResult

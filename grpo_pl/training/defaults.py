@@ -161,10 +161,7 @@ def run_facts(
     episodes: bool,
 ) -> RunFacts:
     """The facts of a run; counts parameters without loading weights, and reads files of problems."""
-    characters = None if policy.characters == FROM_DATA else policy.characters
-    counted = replace(policy, lora=None, quantization=None, characters=characters)
-    with torch.device("meta"):
-        model = load_model(counted, load_tokenizer(counted), weights=False)
+    model = _without_weights(policy)
     file, count = (None, None) if cold_start is None else (cold_start.demonstrations, cold_start.count)
     leaves = data.source.leaves().values()
     of_source = [leaf.demonstrated() for leaf in leaves]
@@ -177,13 +174,46 @@ def run_facts(
         shown = len(read_demonstrations(file))
     return RunFacts(
         parameters=sum(weight.numel() for weight in model.parameters()),
-        kind="from scratch" if policy.path is None else "trained before" if policy.lora is None else "adapters",
+        kind=_kind(policy),
         rollouts=data.steps,
         group_size=group_size,
         tokens=(context_length(model.config) if episodes else None) or longest_action,
         problems=problems,
         demonstrations=None if cold_start is None else min((n for n in (shown, count) if n is not None), default=None),
     )
+
+
+def derive_supervised(policy: PolicyConfig, optimization: Optimization, steps: int) -> list[Derived]:
+    """The null fields of ``model.optimization`` in supervised fine-tuning, by the rules of a cold start; ``steps`` are
+    those of the run."""
+    unset = [name for name in FIELDS["model.optimization"] if getattr(optimization, name) is None]
+    if not unset:
+        return []
+    facts = RunFacts(
+        parameters=sum(weight.numel() for weight in _without_weights(policy).parameters()),
+        kind=_kind(policy),
+        rollouts=steps,
+        group_size=1,
+        tokens=1,
+    )
+    derived = {
+        "lr": (demonstration_rate(facts.parameters, facts.kind), facts.size),
+        "warmup_rollouts": (steps // 10, f"{steps} steps"),
+        "schedule": ("cosine", "supervised"),
+    }
+    return [Derived(f"model.optimization.{name}", *derived[name]) for name in unset]
+
+
+def _without_weights(policy: PolicyConfig) -> Any:
+    """The policy's architecture without adapters."""
+    characters = None if policy.characters == FROM_DATA else policy.characters
+    counted = replace(policy, lora=None, quantization=None, characters=characters)
+    with torch.device("meta"):
+        return load_model(counted, load_tokenizer(counted), weights=False)
+
+
+def _kind(policy: PolicyConfig) -> Kind:
+    return "from scratch" if policy.path is None else "trained before" if policy.lora is None else "adapters"
 
 
 def unset_fields(optimization: Optimization | None, cold_start: ColdStart | None, data: RolloutDataModule) -> list[str]:

@@ -83,6 +83,9 @@ class RewardModelModule(StepModule):
         activation_checkpointing: compute activations again in the backward pass instead of keeping them.
     """
 
+    holds = "model"
+    model: Any
+
     def __init__(
         self,
         classifier: PolicyConfig,

@@ -21,6 +21,7 @@ from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.policy.tokenizer import end_of_text
 from grpo_pl.rollout.decoding import pad_left
 from grpo_pl.training.optimization import Optimization
+from grpo_pl.types import Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -181,6 +182,23 @@ def _optimizers(
     rest = [weight for weight in trained if id(weight) not in among]
     muon = torch.optim.Muon(inner, lr=schedule.peak, weight_decay=schedule.weight_decay, adjust_lr_fn="match_rms_adamw")
     return [(muon, MUON_RATE), (schedule.build(rest), 1.0)]
+
+
+def as_rollout(examples: Sequence[Example], *, pad_token_id: int) -> Rollout:
+    """Examples as an engine would have given them, whose actions the policy is to write."""
+    prompt_ids, prompt_mask = pad_left([each.prompt for each in examples], pad_token_id)  # (B, S)
+    ids = [torch.tensor(each.completion) for each in examples]
+    completion_ids = pad_sequence(ids, batch_first=True, padding_value=pad_token_id)  # (B, T)
+    return Rollout(
+        group_size=1,
+        prompt_ids=prompt_ids,
+        prompt_mask=prompt_mask,
+        completion_ids=completion_ids,
+        completion_mask=pad_sequence([torch.ones_like(row, dtype=torch.bool) for row in ids], batch_first=True),
+        sampling_logprobs=torch.zeros(completion_ids.shape),
+        finish_reasons=["stop" for _ in examples],
+        action_mask=pad_sequence([torch.tensor(each.written) for each in examples], batch_first=True),
+    )
 
 
 def demonstration_loss(model: PreTrainedModel, batch: Sequence[Example], *, pad_token_id: int) -> Tensor:

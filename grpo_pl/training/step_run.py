@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, TypeVar, cast
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from grpo_pl.data.datamodule import RemainingSteps, Steps
 from grpo_pl.data.demonstrations import draw_in_passes
@@ -97,8 +97,10 @@ class StepData(LightningDataModule, Generic[T]):
         steps = Steps(self, self.batch)
         return DataLoader(steps, batch_size=None, sampler=RemainingSteps(steps), collate_fn=_unchanged)
 
-    def val_dataloader(self) -> DataLoader[HeldOutRows[T]]:
+    def val_dataloader(self) -> DataLoader[HeldOutRows[T]] | list[Any]:
         rank, world = self._rank_and_world()
+        if not len(self.rows("val")):
+            return []
         return DataLoader(_Slices(self, rank, world), batch_size=None, collate_fn=_unchanged)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
@@ -131,21 +133,19 @@ class StepData(LightningDataModule, Generic[T]):
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
 
 
-class _Slices(Sequence[HeldOutRows[T]]):
+class _Slices(Dataset[HeldOutRows[T]]):
     """The held-out rows of a process, as many slices as on every other one; collectives inside of a forward pass would
     hang otherwise."""
 
     def __init__(self, data: StepData[T], rank: int, world: int) -> None:
         everyones = data.rows("val")
         self.data, self.own, self.spare = data, everyones[rank::world], everyones[:1]
-        self.count = -(-len(everyones) // (world * data.per_step))
+        self.length = -(-len(everyones) // (world * data.per_step))
 
     def __len__(self) -> int:
-        return self.count
+        return self.length
 
-    def __getitem__(self, number: Any) -> Any:
-        if number >= self.count:
-            raise IndexError(number)
+    def __getitem__(self, number: int) -> HeldOutRows[T]:
         size = self.data.per_step
         chosen = self.own[number * size : (number + 1) * size]
         rows = HeldOutRows(self.data.read("val", chosen if len(chosen) else self.spare))
@@ -166,11 +166,14 @@ class StepModule(LightningModule):
         activation_checkpointing: compute activations again in the backward pass instead of keeping them.
     """
 
+    holds: str
+    """The attribute with the model, by which its weights are named in checkpoints."""
+
     def __init__(self, optimization: Optimization, activation_checkpointing: bool) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.optimization, self.activation_checkpointing = optimization, activation_checkpointing
-        self.model: Any = None
+        setattr(self, self.holds, None)
         self._step_log = StepLog((), ())
 
     @abstractmethod
@@ -191,15 +194,16 @@ class StepModule(LightningModule):
                 self.trainer.limit_train_batches = self.trainer.limit_val_batches = 1.0
 
     def configure_model(self) -> None:
-        if self.model is not None:
+        if getattr(self, self.holds) is not None:
             return
         strategy = self.trainer.strategy
         check_strategy(strategy)
-        self.model = build_once(self.build_model) if isinstance(strategy, FSDP2Strategy) else self.build_model()
+        model = build_once(self.build_model) if isinstance(strategy, FSDP2Strategy) else self.build_model()
         if self.activation_checkpointing:
-            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if isinstance(strategy, FSDP2Strategy):
-            shard(self.model, strategy.sharding)
+            shard(model, strategy.sharding)
+        setattr(self, self.holds, model)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.optimization.build(self.parameters())

@@ -27,6 +27,7 @@ from grpo_pl.training.cold_start import ColdStart
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.optimization import Optimization
 from grpo_pl.training.reward_model import PreferenceData, RewardModelModule
+from grpo_pl.training.sft_module import SFTData, SFTModule
 from grpo_pl.types import SamplingParams
 from tests.conftest import CommandLine
 
@@ -301,11 +302,12 @@ OVERLAYS = sorted(path for path in CONFIGS.glob("*/*.yaml"))
 
 def _built(*files: Path, options: Sequence[str] = ()) -> tuple[Any, Any]:
     """The model and data objects of configurations laid over each other, as ``fit`` would build them."""
-    config, scores = read(files, options), files[0].stem == "reward_model"
+    config = read(files, options)
     parts = {"seed_everything", "trainer", "checkpoint", "watch", "model", "data"}
     assert all(tree.keys() <= parts for tree in config.trees)
-    model = config.build("model", RewardModelModule if scores else GRPOModule)
-    return model, config.build("data", PreferenceData if scores else RolloutDataModule)
+    others = {"reward_model": (RewardModelModule, PreferenceData), "sft": (SFTModule, SFTData)}
+    model, data = others.get(files[0].stem, (GRPOModule, RolloutDataModule))
+    return config.build("model", model), config.build("data", data)
 
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
@@ -313,7 +315,7 @@ def test_every_shipped_configuration_can_be_built(file: Path) -> None:
     base = file.stem.removesuffix("_lora")
     on_top_of = CONFIGS / f"{base.removesuffix('_box') if base.startswith('smollm2') else base}.yaml"
     model, data = _built(on_top_of, *([file] if file != on_top_of else []))
-    assert model.classifier_config if file.stem == "reward_model" else model.rewards
+    assert {"reward_model": "classifier_config", "sft": "policy_config"}.get(file.stem, "rewards") in vars(model)
     assert data.steps > 0
 
 

@@ -26,8 +26,9 @@ def test_two_processes_train_the_reward_model_of_one(
     file = tmp_path / "scorer.yaml"
     file.write_text(yaml.safe_dump({**CONFIG, "data": {**CONFIG["data"], "steps": 4}}))
     overlay = f"--config=configs/strategy/{name}.yaml"
-    in_processes(_fit, tmp_path / "one", f"--config={file}", world=1)
-    in_processes(_fit, tmp_path / "two", f"--config={file}", overlay)
+    pairs = "--data.val_pairs=33"  # of which one process has none in the last slice
+    in_processes(_fit, tmp_path / "one", f"--config={file}", pairs, world=1)
+    in_processes(_fit, tmp_path / "two", f"--config={file}", pairs, overlay)
     one, two = (read_metrics(tmp_path / folder / "scorer" / "metrics.csv") for folder in ("one", "two"))
     assert_nearly_equal(two, one)
     before, after = (

@@ -77,6 +77,10 @@ RUN_BY = {
     r"grpo-pl fit --config configs/(countdown_search|reasoning_gym|self_distill|smollm2_agent)\.yaml.*": BUILT,
     r"grpo-pl fit --config configs/reward_model\.yaml": "tests/training/test_reward_model.py::"
     "test_the_export_scores_held_out_pairs_as_the_run_did",
+    r"grpo-pl sft --config configs/sft\.yaml": "tests/training/test_sft_module.py::"
+    "test_the_shipped_configuration_learns_from_its_rows",
+    r"grpo-pl serve --model runs/sft": "tests/training/test_sft_module.py::"
+    "test_a_run_learns_and_leaves_a_model_that_is_served_and_trained_on",
     r"grpo-pl fit --config mine\.yaml --config early\.yaml": "tests/docs/test_training_page.py::"
     "test_a_run_that_gets_no_better_stops_early",
     r"grpo-pl (fit|validate|predict) .*(student|teacher|taught)\b.*": DATA
@@ -181,8 +185,9 @@ def test_options_and_configurations_of_our_commands_are_there() -> None:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         main(["fit", "--help", "all"])
-    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        main(["validate", "--help", "all"])
+    for verb in ("validate", "sft"):
+        with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+            main([verb, "--help", "all"])
     pages = [printed.getvalue(), *(file.read_text() for file in (ROOT / "grpo_pl" / "cli" / "help").glob("*.txt"))]
     of_fit = set(re.findall(r"--([\w.]+)", "".join(pages))) | {"help"}
     for group, kind in {"model.cold_start": g.ColdStart, "model.policy.lora": g.Lora}.items():  # which may be null

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 TRAINER_VERBS: dict[str, str] = {
     "fit": "Trains a policy as a configuration says, into a run folder of its own.",
+    "sft": "Fine-tunes a policy on demonstrations of a file or the hub, before RL or instead of it.",
     "doctor": "Looks at a configuration's problems, rewards and first rollouts, and says what will hinder learning.",
     "validate": "Answers the held-out problems with the policy of a configuration or checkpoint.",
 }
