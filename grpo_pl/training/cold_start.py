@@ -13,11 +13,12 @@ from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from grpo_pl.data.demonstrations import Demonstration, draw_in_passes, read_demonstrations
+from grpo_pl.distributed.collective import Collective, failure_line
 from grpo_pl.environments.base import Environment, Player, PolicyFault, Transition, play, text_of
 from grpo_pl.environments.pool import EnvironmentPool, PoolLimits
 from grpo_pl.files.cache import cache_root
@@ -36,6 +37,8 @@ from grpo_pl.types import Conversation, Problem
 
 if TYPE_CHECKING:
     from grpo_pl.data.sources import PromptSource
+
+T = TypeVar("T")
 
 RECIPE = 2
 """Counts up when this file or ``sft.py`` changes what is computed, so that caches made by an older recipe are not
@@ -137,48 +140,56 @@ class ColdStart:
         device: torch.device,
         bar: bool = True,
         report: StepReport | None = None,
+        collective: Collective = Collective(),  # noqa: B008 - frozen
+        writes: bool = True,
     ) -> Path:
         """The folder of the cold-started model, trained now if it is not cached, from the last checkpoint of a process
-        that did not get to the end. The write is atomic.
+        that did not get to the end. The write is atomic. Its name does not depend on the number of processes.
 
         Args:
             stage: where the source's demonstrations are played; None takes each as a completion.
             bar: show a progress bar of its own.
-            report: called after every step.
+            report: called after every step, in the first process.
+            collective: processes that train it together, each with its own share of every batch; all call this.
+            writes: whether this process writes the result, as one of each machine must.
         """
         folder = self.folder(policy, template, source, stage)
-        if folder.is_dir():
+        if not collective.any(not folder.is_dir(), device):
             return folder
         steps, _, lr = self.size
         tokenizer = load_tokenizer(policy)
         model = load_model(policy, tokenizer).to(device)
-        checkpoint = SFTCheckpoint(folder.with_name(f"{folder.name}.ckpt"))
+        checkpoint = SFTCheckpoint(folder.with_name(f"{folder.name}.ckpt"), collective, writes=writes)
+        first = collective.rank == 0
         with ExitStack() as around:
-            if stage is not None:
+            if stage is not None and first:
                 around.enter_context(stage.open())
-            advance = around.enter_context(progress_bar("cold start", steps)) if bar else None
+            advance = around.enter_context(progress_bar("cold start", steps)) if bar and first else None
 
             def after_step(done: int, total: int, *, loss: float, lr: float) -> None:
                 if advance is not None:
                     advance(done, f"loss {loss:.3f}")
-                if report is not None:
+                if report is not None and first:
                     report(done, total, loss=loss, lr=lr)
 
             train_on_demonstrations(
                 model,
-                self._batches(template, source, tokenizer, stage, first=checkpoint.steps_done),
+                _from_first(self._batches(template, source, tokenizer, stage, first=checkpoint.steps_done), collective),
                 steps=steps,
                 lr=lr,
                 optimizer=self.optimizer,
                 pad_token_id=int(tokenizer.pad_token_id),
                 checkpoint=checkpoint,
                 report=after_step,
+                collective=collective,
             )
-        model = merged(model) if has_adapters(model) else model
-        with staged_folder(folder, replace=False) as staging, system_errors():  # another process may be first
-            model.save_pretrained(staging)
-            tokenizer.save_pretrained(staging)
-        checkpoint.remove()
+        if writes:
+            model = merged(model) if has_adapters(model) else model
+            with staged_folder(folder, replace=False) as staging, system_errors():  # another process may be first
+                model.save_pretrained(staging)
+                tokenizer.save_pretrained(staging)
+            checkpoint.remove()
+        collective.max(0, device)  # nobody goes on before it is written
         return folder
 
     def asked(self, source: PromptSource, count: int) -> Iterator[str]:
@@ -258,6 +269,30 @@ class ColdStart:
             override = "demonstration()" if stage is None else "demonstrated_actions()"
             raise ValueError(f"{type(source).__name__} has no demonstrations: {instead}, or override {override}.")
         return shown
+
+
+def _from_first(batches: Iterator[T], collective: Collective) -> Iterator[T]:
+    """What the first process makes, on all of them: an environment plays its episodes there alone. An error is raised
+    on all."""
+    if collective.world == 1:
+        yield from batches
+        return
+    while True:
+        batch: T | None = None
+        error: Exception | None = None
+        if collective.rank == 0:
+            try:
+                batch = next(batches, None)
+            except Exception as caught:  # a source or an environment of the user's may raise anything
+                error = caught
+        batch, told = collective.gather_objects((batch, error and failure_line(error)))[0]
+        if error is not None:
+            raise error
+        if told:
+            raise ValueError(f"the demonstrations of the first process failed: {told}")
+        if batch is None:
+            return
+        yield batch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from grpo_pl.data.demonstrations import Demonstration
+from grpo_pl.distributed.collective import Collective
 from grpo_pl.files.checkpoints import CheckpointError, read_file, save_tensors
 from grpo_pl.files.writing import best_effort
 from grpo_pl.policy.dialogue import Dialogue
@@ -92,12 +93,14 @@ def train_on_demonstrations(
     optimizer: Optimizer = "adamw",
     checkpoint: SFTCheckpoint | None = None,
     report: StepReport | None = None,
+    collective: Collective = Collective(),  # noqa: B008 - frozen
 ) -> None:
     """Minimises the mean negative log-likelihood of the completion tokens, one step per batch, in place.
 
     Args:
-        batches: those of the steps that ``checkpoint`` has not done.
+        batches: those of the steps that ``checkpoint`` has not done, the same on all processes.
         checkpoint: state of an earlier process to go on from; saved now and then.
+        collective: the processes that share each batch; all have the same weights before and after.
     """
     schedule = Optimization(lr=lr, warmup_rollouts=steps // 10, schedule="cosine", weight_decay=0.01)
     parts = _optimizers(model, schedule, optimizer)
@@ -105,18 +108,32 @@ def train_on_demonstrations(
         checkpoint.restore(model, [part for part, _ in parts])
     model.train()
     for step, batch in enumerate(batches, start=0 if checkpoint is None else checkpoint.steps_done):
-        loss = demonstration_loss(model, batch, pad_token_id=pad_token_id)
+        own, share = _own_share(batch, collective)
+        loss = share * demonstration_loss(model, own, pad_token_id=pad_token_id)
         model.zero_grad(set_to_none=True)
         loss.backward()
+        for weight in model.parameters():
+            if weight.grad is not None:  # for the same weights on all processes
+                weight.grad = collective.sum(weight.grad)
         schedule.clip_gradients(model.parameters())
         for part, factor in parts:
             for group in part.param_groups:
                 group["lr"] = factor * schedule.lr_at(step, steps)
             part.step()
         if report is not None:
-            report(step + 1, steps, loss=loss.item(), lr=schedule.lr_at(step, steps))
+            report(step + 1, steps, loss=collective.sum(loss.detach()).item(), lr=schedule.lr_at(step, steps))
         if checkpoint is not None:
             checkpoint.save_if_due(model, [part for part, _ in parts], steps_done=step + 1)
+
+
+def _own_share(batch: Sequence[Example], collective: Collective) -> tuple[Sequence[Example], float]:
+    """This process's examples of a batch, and their share of its tokens to be written; where there are none, one that
+    does not count, so that the same weights have gradients everywhere."""
+    own = batch[collective.rank :: collective.world]
+    if not own:
+        return batch[:1], 0.0
+    ours, all_of_them = (sum(sum(each.written) for each in some) for some in (own, batch))
+    return own, ours / all_of_them
 
 
 class SFTCheckpoint:
@@ -125,10 +142,12 @@ class SFTCheckpoint:
 
     Args:
         path: the file. Processes that do the same work at the same time may share it, for all write equal states.
+        collective: processes that go on together, and begin again where their files differ, as those of two machines.
+        writes: whether this process saves.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, collective: Collective = Collective(), *, writes: bool = True) -> None:  # noqa: B008
+        self.path, self.writes = path, writes
         self._due_at = time.monotonic() + SAVE_EVERY_SECONDS
         self._state = None
         if path.exists():
@@ -138,6 +157,8 @@ class SFTCheckpoint:
                 path.unlink(missing_ok=True)
         self.steps_done = 0 if self._state is None else int(self._state["steps_done"])
         """Optimiser steps of the process before."""
+        if len(set(collective.gather_objects(self.steps_done))) > 1:
+            self._state, self.steps_done = None, 0
 
     def restore(self, model: PreTrainedModel, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Takes up the state of the process before, if there was one."""
@@ -152,7 +173,7 @@ class SFTCheckpoint:
         self, model: PreTrainedModel, optimizers: Sequence[torch.optim.Optimizer], *, steps_done: int
     ) -> None:
         """Writes the state after a step, unless it was written a short while ago; a full disk only warns."""
-        if (begun := time.monotonic()) < self._due_at:
+        if not self.writes or (begun := time.monotonic()) < self._due_at:
             return
         state = {
             "steps_done": steps_done,
