@@ -53,7 +53,7 @@ class SFTCLI(StepRunCLI):
         values["model.policy.characters"] = self.model.policy_config.characters
         for field, value in values.items():  # so that every resume, export and server has the same ones
             self._settings[field] = value
-        self.model.settings = read_settings(self._resolved_config())["model"]
+        self.model.settings = {"rewards": [], **read_settings(self._resolved_config())["model"]}
         if self._settings.ckpt_path:
             if self._settings.resume:
                 raise ValueError("give --resume or --ckpt_path, not both: --resume finds the checkpoint itself.")

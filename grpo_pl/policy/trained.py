@@ -186,7 +186,7 @@ def _from_checkpoint(file: Path) -> ServedModel:
         policy=_build(PolicyConfig, _field(model, "policy", dict, origin), "policy", origin),
         checkpoint=file,
         template=_build(PromptTemplate, parts["template"], "template", origin),
-        **_settings({"rewards": [], **model}, origin),  # supervised fine-tuning has none
+        **_settings(model, origin),
         **_compute(run.path),
         examples=_examples(run.path),
         sampling=_build(SamplingParams, parts["sampling"], "sampling", origin),
@@ -199,7 +199,9 @@ def _run_settings(checkpoint: Path, config: Path) -> tuple[Mapping[str, Any], Pa
     if config.is_file():
         from grpo_pl.config.objects import read_tree
 
-        return _field(read_tree(config), "model", dict, config), config
+        tree = read_tree(config)
+        tuned = "rows" in _field(tree, "data", dict, config, default={})  # by `grpo-pl sft`, which asks for no rewards
+        return {**({"rewards": []} if tuned else {}), **_field(tree, "model", dict, config)}, config
     from grpo_pl.files.sharded_checkpoints import read_checkpoint
 
     settings = _field(read_checkpoint(checkpoint), SETTINGS, dict, checkpoint, default={})

@@ -121,7 +121,8 @@ def test_a_run_learns_and_leaves_a_model_that_is_served_and_trained_on(
     assert losses == sorted(losses, reverse=True) and losses[-1] < 0.8 * losses[0]
     best = torch.load(tuned / "checkpoints" / "best.ckpt", weights_only=True)
     assert best["SFTData"]["completed_rollouts"] == 12  # the lowest val/loss is the highest val/likelihood
-    for served in (find_model(tuned), find_model(tuned / "checkpoints" / "last.ckpt")):
+    moved = shutil.copy(tuned / "checkpoints" / "last.ckpt", command_line.folder / "moved.ckpt")
+    for served in (find_model(tuned), find_model(tuned / "checkpoints" / "last.ckpt"), find_model(moved)):
         assert served.rewards == [] and served.sampling.max_completion_length == 8
         ours, theirs = served.load_policy("cpu").state_dict(), load_file(tuned / "export" / "model.safetensors")
         assert all(torch.equal(ours[name], weight) for name, weight in theirs.items())
