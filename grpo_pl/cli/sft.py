@@ -6,12 +6,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.cli import LightningArgumentParser
 
 from grpo_pl.cli.preflight import check_resume, check_trainer
+from grpo_pl.cli.run_folder import as_list
 from grpo_pl.cli.step_run import StepRunCLI
 from grpo_pl.cli.trainer import order_help, say
 from grpo_pl.config.shipped import shipped_file
+from grpo_pl.config.suggestions import nearest
 from grpo_pl.distributed.strategy import is_first_process
 from grpo_pl.files.checkpoints import CheckpointError
 from grpo_pl.files.runs import read_settings
@@ -19,7 +22,8 @@ from grpo_pl.report.model_card import sft_card
 from grpo_pl.training.defaults import table
 from grpo_pl.training.sft_module import SFTData, SFTModule
 
-MONITORED = "val/likelihood"
+HELD_OUT = ("val/loss", "val/likelihood")
+"""What a validation measures."""
 
 
 class SFTCLI(StepRunCLI):
@@ -34,7 +38,7 @@ class SFTCLI(StepRunCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_arguments_to_parser(parser)
-        parser.set_defaults({"checkpoint.monitor": MONITORED})
+        parser.set_defaults({"checkpoint.monitor": HELD_OUT[1]})
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
@@ -43,9 +47,7 @@ class SFTCLI(StepRunCLI):
 
     def check(self) -> None:
         check_trainer(self._built.trainer)
-        checkpoint = self._built.checkpoint
-        if checkpoint.monitor is None:
-            checkpoint.monitor = MONITORED
+        self._check_monitors()
         rows = self.datamodule.source
         rows.path = shipped_file(rows.path)
         derived = self.model.check(self.datamodule)
@@ -60,6 +62,23 @@ class SFTCLI(StepRunCLI):
             self._check_checkpoint(Path(self._settings.ckpt_path))
         for line in [*self.datamodule.notes, *([table(derived)] if derived else [])]:
             say(line)
+
+    def _check_monitors(self) -> None:
+        """Refuses to wait for a number that no validation measures, and to keep the checkpoints of the largest loss."""
+        checkpoint = self._built.checkpoint
+        if checkpoint.monitor is None:
+            checkpoint.monitor = HELD_OUT[1]
+        if checkpoint.keep_best and checkpoint.monitor != HELD_OUT[1]:
+            raise ValueError(
+                f"checkpoint.monitor is {checkpoint.monitor!r}, and the highest value is kept: set {HELD_OUT[1]}, "
+                "which is highest where val/loss is lowest."
+            )
+        for callback in as_list(self._built.trainer["callbacks"]):
+            if isinstance(callback, EarlyStopping) and callback.strict and callback.monitor not in HELD_OUT:
+                raise ValueError(
+                    f"trainer: EarlyStopping monitors {callback.monitor!r}, which no validation measures"
+                    f"{nearest(callback.monitor, HELD_OUT)} ({', '.join(HELD_OUT)})."
+                )
 
     def _check_checkpoint(self, path: Path) -> None:
         if not path.exists():

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from grpo_pl.data.demonstration_rows import DemonstrationRows
 from grpo_pl.data.demonstrations import draw_in_passes
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.trained import find_model
 from grpo_pl.training.optimization import Optimization
 from grpo_pl.training.sft_module import SFTData, SFTModule
@@ -223,6 +224,24 @@ def test_a_few_steps_are_repeated_or_tried(command_line: CommandLine, tuned: Pat
     assert not list((command_line.runs / "tried" / "checkpoints").glob("*"))
 
 
+STOPPING = {"class_path": "lightning.pytorch.callbacks.EarlyStopping"}
+
+
+def test_a_run_that_gets_no_better_stops_early(command_line: CommandLine, read_metrics: ReadMetrics) -> None:
+    stopping = {**STOPPING, "init_args": {"monitor": "val/loss", "min_delta": 9.0, "patience": 2}}
+    loggers = [
+        {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": str(command_line.folder)}}
+    ]
+    trainer = {**CONFIG["trainer"], "callbacks": [stopping], "logger": loggers}
+    config = write_config(command_line.folder, "early", trainer=trainer)
+    command_line.done("sft", "--config", config)
+    rows = read_metrics(command_line.runs / "early" / "metrics.csv")
+    assert [int(row["step"]) for row in rows if "loss" in row] == list(range(1, 9))  # validated at 0, 4 and 8
+    (others,) = command_line.folder.glob("lightning_logs/*/metrics.csv")
+    assert "loss" in others.read_text().splitlines()[0].split(",")
+    assert (command_line.runs / "early" / "export" / "model.safetensors").is_file()
+
+
 def _faults(folder: Path) -> dict[str, tuple[dict[str, Any], list[Any], str]]:
     good = {"prompt": "1+1=", "completion": "2"}
     bad = [good, {"prompt": "2", "completion": "3" * 60}]
@@ -249,6 +268,12 @@ def _faults(folder: Path) -> dict[str, tuple[dict[str, Any], list[Any], str]]:
         ),
         "clipping of Lightning's": ({"trainer": {"gradient_clip_val": 1.0}}, ROWS, "model.optimization.max_grad_norm"),
         "no interval": ({"trainer": {"val_check_interval": 0}}, ROWS, "val_check_interval"),
+        "the largest loss": ({"checkpoint": {"monitor": "val/loss"}}, ROWS, "set val/likelihood"),
+        "no such number": (
+            {"trainer": {"callbacks": [{**STOPPING, "init_args": {"monitor": "val/los"}}]}},
+            ROWS,
+            "did you mean val/loss?",
+        ),
         "no model": ({"model": {"policy": {"path": str(folder / "nothing")}}}, ROWS, "nothing"),
     }
 
@@ -323,3 +348,32 @@ def test_the_loss_curve_is_that_of_trl(command_line: CommandLine, read_metrics: 
     theirs = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert ours == pytest.approx(theirs, abs=1e-3)
     shutil.rmtree(command_line.folder / "trl", ignore_errors=True)
+
+
+CHAT = (
+    "{% if tools %}<tools>{% for t in tools %}{{ t['function']['name'] }};{% endfor %}{{ '\n' }}{% endif %}"
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% if m['role'] == 'assistant' %}<eos>{% endif %}"
+    "{{ '\n' }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def test_a_chat_model_reads_system_messages_tools_and_results(tmp_path: Path) -> None:
+    config = PolicyConfig(from_scratch={**TINY_POLICY, "max_position_embeddings": 256})
+    tokenizer = load_tokenizer(config)
+    tokenizer.chat_template = CHAT
+    load_model(config, tokenizer).save_pretrained(tmp_path / "chat")
+    tokenizer.save_pretrained(tmp_path / "chat")
+    schema = {"type": "function", "function": {"name": "add", "parameters": {}}}
+    said = [("system", "Add."), ("user", "1+1"), ("assistant", "add(1, 1)"), ("tool", "2"), ("assistant", "It is 2.")]
+    row = {"messages": [{"role": role, "content": text} for role, text in said], "tools": [schema]}
+    file = write_config(tmp_path, rows=[row, ROWS[0]]).with_suffix(".jsonl")
+    template = PromptTemplate(system="Solve.", user="{question}=")
+    module = SFTModule(PolicyConfig(path=str(tmp_path / "chat")), template)
+    module.check(data := SFTData(DemonstrationRows(path=str(file), val_share=0)))
+    called, plain = data.read("train", [0, 1])
+    decode = module.tokenizer.decode
+    assert decode(called.prompt) == "<tools>add;\n<system>Add.\n<user>1+1=\n<assistant>"
+    assert decode(called.completion) == "add(1, 1)<eos>\n<tool>2\n<assistant>It is 2.<eos>"
+    written = [token for token, own in zip(called.completion, called.written, strict=True) if own]
+    assert decode(written) == "add(1, 1)<eos>It is 2.<eos>"
+    assert decode(plain.prompt) == "<system>Solve.\n<user>0+0==\n<assistant>" and decode(plain.completion) == "0<eos>"
