@@ -12,7 +12,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from grpo_pl.cli.preflight import check_resume, check_trainer
 from grpo_pl.cli.run_folder import as_list
 from grpo_pl.cli.step_run import StepRunCLI
-from grpo_pl.cli.trainer import order_help, say
+from grpo_pl.cli.trainer import TrainerParser, order_help, say
 from grpo_pl.config.shipped import shipped_file
 from grpo_pl.config.suggestions import nearest
 from grpo_pl.distributed.strategy import is_first_process
@@ -26,9 +26,14 @@ HELD_OUT = ("val/loss", "val/likelihood")
 """What a validation measures."""
 
 
+class _Parser(TrainerParser):
+    typed_verb = "sft"
+
+
 class SFTCLI(StepRunCLI):
     """``sft``: Lightning's ``fit`` of an `SFTModule`."""
 
+    parser_kind = _Parser
     unnamed = "sft"
 
     def __init__(self, args: list[str], help_about: str = "all") -> None:

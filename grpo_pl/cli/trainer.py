@@ -71,6 +71,7 @@ class RunCLI(LightningCLI):
     """A LightningCLI whose run has a folder, and which reads tensors and plain values of checkpoints alone."""
 
     run: OpenRun | None = None
+    parser_kind = TrainerParser
     unnamed = "run"
     """Name of a run without one and without a configuration."""
     _end: ExitStack
@@ -87,7 +88,7 @@ class RunCLI(LightningCLI):
             save_config_callback=None,  # written into the run folder by `fit`
             trainer_defaults=TRAINER_DEFAULTS,
             seed_everything_default=0,
-            parser_class=TrainerParser,
+            parser_class=self.parser_kind,
             auto_configure_optimizers=False,  # the policy is built later, in configure_model
             load_from_checkpoint_support=False,
             **more,

@@ -57,6 +57,9 @@ class Parser(ArgumentParser):
         text = super().format_help(*args, **kwargs).replace("``", "`").replace("--from_ ", "--from ")
         return re.sub(r"<class '([\w.]+)'>", r"\1", re.sub(r":[a-z]+:`~?([^`]*)`", r"`\1`", text))
 
+    typed_verb = "fit"
+    """What was typed for Lightning's ``fit``."""
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if not self.exit_on_error:  # jsonargparse tries types one after the other with parsers that raise
             super().error(message, ex)
@@ -64,6 +67,7 @@ class Parser(ArgumentParser):
         program = parser.prog.replace(" [options]", "").split(" [")[0]
         if verb := re.match(r"the following arguments are required: (fit|validate|doctor)\.", message):
             program = f"{program} {verb[1]}"
+        program = program.replace(" fit", f" {self.typed_verb}")
         print(f"{program}: error: {explain(message, list(option_names(self)))}", file=sys.stderr)
         print(f"(all options: {program} --help)", file=sys.stderr)
         self.exit(USAGE_ERROR)
@@ -345,7 +349,8 @@ def _no_class(key: str, found: re.Match[str], options: Iterable[str]) -> str:
 
 def _missing(key: str, found: re.Match[str], options: Iterable[str]) -> str:
     names = re.sub(r"\b(fit|validate|doctor)\.", "", found["names"])
-    hint = ": give a configuration, such as --config configs/quickstart.yaml" if names != found["names"] else ""
+    example = "sft" if "data.rows" in names else "quickstart"
+    hint = f": give a configuration, such as --config configs/{example}.yaml" if names != found["names"] else ""
     return f"{names.replace(', ', ' and ')} {'are' if ',' in names else 'is'} missing{hint}"
 
 

@@ -286,6 +286,17 @@ def test_faults_end_in_one_line_before_a_run_folder_is_made(command_line: Comman
         assert not (command_line.runs / f"fault{number}").exists()
 
 
+def test_mistakes_name_the_verb_that_was_typed(command_line: CommandLine) -> None:
+    for options, told in (
+        ([], "such as --config configs/sft.yaml"),
+        (["--config=configs/quickstart.yaml"], "unknown key"),
+    ):
+        run = command_line("sft", *options)
+        first, second = run.err.splitlines()
+        assert run.status == 2 and first.startswith("grpo-pl sft: error: ") and told in first, run.err
+        assert second == "(all options: grpo-pl sft --help)"
+
+
 def test_characters_and_rates_are_found_in_the_rows(command_line: CommandLine) -> None:
     rows = [{"prompt": f"{i} π", "completion": "ж"} for i in range(40)]
     policy = {"from_scratch": TINY_POLICY, "characters": "from_data"}
