@@ -236,7 +236,7 @@ def group_objective(given: Mapping[str, Any]) -> GroupObjective:
     enough = (
         trained.baseline in _BASELINES
         and trained.scale in _SCALES
-        and not (needs.step_rewards or needs.turns or needs.teacher)
+        and not (needs.step_rewards or needs.turns or (needs.teacher and not needs.teacher.whole))
         and trained.overlong_buffer == 0
         and not trained.kl_in_reward
         and trained.reward_aggregation == "sum_then_normalize"

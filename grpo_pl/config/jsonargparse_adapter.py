@@ -48,6 +48,7 @@ class Parser(ArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _set_up_jsonargparse()
+        self._waiting: dict[str, Any] = {}  # fields of 0.3 that files and options gave, and no term has taken
         super().__init__(*args, allow_abbrev=False, **kwargs)  # an abbreviation is mostly a typo
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
@@ -88,7 +89,8 @@ class Parser(ArgumentParser):
         if isinstance(cfg, Mapping):
             cfg = with_current_classes(cfg)
             try:
-                cfg = with_preset_fields(without_removed_fields(cfg, parent_key), parent_key, _terms_before())
+                cfg = without_removed_fields(cfg, parent_key)
+                cfg = with_preset_fields(cfg, parent_key, _terms_before(), self._waiting)
             except ValueError as error:
                 raise TypeError(str(error)) from error  # which the parser reports
         return super()._apply_actions(cfg, parent_key, *args, **kwargs)
@@ -113,16 +115,9 @@ def with_current_classes(tree: Any) -> Any:
 class _AsInFile(argparse.Action):
     """``--model.algorithm.preset NAME``: as a file would say it in the same place among files and options."""
 
-    together: dict[str, Any] | None = None
-    """What such options have said before, to be said again with each of them: fields of 0.3 that make one term may come
-    in any order."""
-
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         *parents, name = str(option_string).lstrip("-").split(".")
         tree: Any = {name: get_loader("yaml")(values)}
-        if self.together is not None:
-            self.together |= tree
-            tree = dict(self.together)
         for part in reversed(parents):
             tree = {part: tree}
         _actions.ActionConfigFile.apply_config(parser, namespace, "config", json.dumps(tree))
@@ -140,9 +135,8 @@ def add_preset_option(parser: ArgumentParser) -> None:
         "help": argparse.SUPPRESS,
     }  # of version 0.3
     container.add_argument("--model.strategy_checked", **hidden)
-    together: dict[str, Any] = {}
     for name in sorted(EARLIER):
-        container.add_argument(f"--{OBJECTIVE}.{name}", **hidden).together = together
+        container.add_argument(f"--{OBJECTIVE}.{name}", **hidden)
 
 
 def option_names(parser: ArgumentParser) -> Iterator[str]:

@@ -84,7 +84,10 @@ def _kind(term: Mapping[str, Any]) -> Callable[..., Any]:
 
 
 def with_preset_fields(
-    tree: Mapping[str, Any], key: str = "", terms_before: Mapping[str, Any] | None = None
+    tree: Mapping[str, Any],
+    key: str = "",
+    terms_before: Mapping[str, Any] | None = None,
+    waiting: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """``tree`` with all fields of a preset in the place of its name; what else the tree says of the objective wins.
     Fields of 0.3 that are terms now are terms; terms are merged by name over those of the preset, or of earlier files.
@@ -92,16 +95,19 @@ def with_preset_fields(
     Args:
         key: where in a configuration the tree stands, such as ``model``.
         terms_before: those of earlier files.
+        waiting: see `with_terms_of_fields`; a preset resets it.
 
     Raises:
-        ValueError: no such preset, or one beside a ``class_path``.
+        ValueError: no such preset, or one beside a ``class_path``; as `with_terms_of_fields`.
     """
     reset: dict[str, Any] = {}
     given: dict[str, Any] = {}
     if key == OBJECTIVE:
         named = tree.get("preset")
+        if named is not None and waiting:
+            waiting.clear()
         before = terms_before if named is None else preset_values(named)["terms"]
-        tree = with_terms_of_fields(tree, key, before)
+        tree = with_terms_of_fields(tree, key, before, waiting)
     else:
         tree = with_nested_terms(tree, key)
     for name, value in tree.items():
@@ -109,10 +115,9 @@ def with_preset_fields(
         if path == PRESET:
             if "class_path" in tree:
                 raise ValueError(f"{PRESET}: a class of your own has its fields, and the preset, under init_args.")
-            start = name.removesuffix("preset")  # `model.algorithm.` where the key is written out in one
-            reset = {f"{start}{field}": default for field, default in preset_values(value).items()}
+            reset = preset_values(value)
         elif PRESET.startswith(f"{path}.") and isinstance(value, Mapping):
-            given[name] = with_preset_fields(value, path, terms_before)
+            given[name] = with_preset_fields(value, path, terms_before, waiting)
         else:
             given[name] = value
     terms = given.get("terms")

@@ -159,19 +159,47 @@ MOVED_FIELDS = (
 _DEFAULTS: dict[str, Any] = {
     "supervision": "outcome",
     "turn_advantage": "returns",
+    "gamma": 1.0,
+    "state_similarity": None,
+    "step_weight": 1.0,
+    "episode_statistics": "episodes",
+    "invalid_action_penalty": 0.0,
     "anchor_coef": 0.0,
     "entropy_target": None,
+    "entropy_coef_step": 0.005,
+    "entropy_coef_max": 1.0,
     "top_entropy_quantile": 1.0,
     "covariance": "none",
+    "covariance_share": 2e-4,
+    "covariance_min": 1.0,
+    "covariance_max": 5.0,
+    "covariance_kl_coef": 1.0,
     "trust_region_top_k": 0,
     "observation_coef": 0.0,
     "demonstration_coef": 0.0,
+    "demonstration_coef_final": 0.0,
+    "demonstration_decay_rollouts": 0,
+    "demonstration_weighting": "equal",
     "distillation": "none",
+    "distillation_mix": 0.5,
+    "distillation_top_k": 0,
+    "distillation_coef": 1.0,
+    "distillation_alone": False,
     "teacher_weights": "model",
+    "teacher_rate": 0.05,
+    "teacher_advantage": "add",
+    "teacher_clip": 0.2,
 }
-"""Of the fields that decide, in 0.3."""
-EARLIER = frozenset(_DEFAULTS) | {name for moved in MOVED_FIELDS for name in moved.fields}
-"""Fields of the objective in 0.3 that are terms now, or parts of one."""
+"""Fields of the objective in 0.3 that are terms now, or parts of one, with their values there."""
+_CHOICES = {
+    "supervision": ("outcome", "process", "turn", "token"),
+    "turn_advantage": ("returns", "gigpo"),
+    "distillation": ("none", "forward_kl", "reverse_kl", "jensen_shannon"),
+    "teacher_weights": ("model", "start", "live", "average"),
+}
+"""Values of fields that decide which term there is."""
+EARLIER = frozenset(_DEFAULTS)
+"""Names of the fields of the objective in 0.3 that are terms now, or parts of one."""
 
 
 def merged_terms(before: Mapping[str, Any], given: Mapping[str, Any], *, drop: bool = True) -> dict[str, Any]:
@@ -193,58 +221,103 @@ def merged_terms(before: Mapping[str, Any], given: Mapping[str, Any], *, drop: b
 
 
 def with_nested_terms(tree: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """``tree`` with keys such as ``model.algorithm.terms``, or a field of 0.3 that is a term now, written out as
-    mappings.
+    """``tree`` with keys such as ``model.algorithm.terms`` written out as mappings, together with those beside them.
 
     Args:
         key: where in a configuration the tree stands, such as ``model``.
     """
-    fields = {f"{OBJECTIVE}.{name}" for name in EARLIER}
+    dotted = {name for name in tree if "." in name and f"{key}.{name}".lstrip(".").startswith(f"{OBJECTIVE}.")}
+    parts = {name.partition(".")[0] for name in dotted}
     nested: dict[str, Any] = {}
     for name, value in tree.items():
-        path = f"{key}.{name}".lstrip(".")
-        *parents, last = name.split(".") if path in fields or f"{path}.".startswith(f"{TERMS}.") else [name]
-        inner = nested
-        for parent in parents:
-            inner[parent] = dict(inner.get(parent) or {})
-            inner = inner[parent]
-        both = isinstance(value, Mapping) and isinstance(inner.get(last), Mapping)
-        inner[last] = {**inner[last], **value} if both else value
+        path = name.split(".") if name.partition(".")[0] in parts else [name]
+        for part in reversed(path):
+            value = {part: value}
+        nested = _joined(nested, value)
     return nested
 
 
+def _joined(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, mapping by mapping; where they differ, the second."""
+    joined = dict(one)
+    for name, value in two.items():
+        both = isinstance(value, Mapping) and isinstance(joined.get(name), Mapping)
+        joined[name] = _joined(joined[name], value) if both else value
+    return joined
+
+
 def with_terms_of_fields(
-    objective: Mapping[str, Any], key: str = "", before: Mapping[str, Any] | None = None
+    objective: Mapping[str, Any],
+    key: str = "",
+    before: Mapping[str, Any] | None = None,
+    waiting: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The fields of an objective with those of 0.3 as terms; each that acts is told once, with its place now.
 
     Args:
         key: where the fields stand, for the line that tells; none tells nothing.
         before: the terms that the fields are set over, as a configuration holds them.
+        waiting: fields of 0.3 in earlier files and options that no term has taken; brought up to date.
+
+    Raises:
+        ValueError: a choice that 0.3 did not have, or two ways of asking a teacher.
     """
     kept, terms = dict(objective), dict[str, Any]()
     given = {name: kept.pop(name) for name in EARLIER if name in kept}
-    known = _earlier_fields(merged_terms(before or {}, kept.get("terms") or {})) | given
+    if not given:
+        return kept
+    waiting = {} if waiting is None else waiting
+    there = merged_terms(before or {}, kept.get("terms") or {})
+    known = waiting | _earlier_fields(there) | given
+    _check_choices(_DEFAULTS | known, key or OBJECTIVE)
+    taken = set[str]()
     for moved in MOVED_FIELDS:
-        if not given.keys() & {*moved.fields, *moved.decided_by}:
-            continue
+        touched = given.keys() & {*moved.fields, *moved.decided_by}
         acts = moved.acts(_DEFAULTS | known)
         arguments = {name: known[old] for old, name in moved.fields.items() if old in known}
-        terms[moved.name] = {"class_path": moved.class_path, "init_args": arguments} if acts else None
+        if acts:
+            taken |= {*moved.fields, *moved.decided_by}
+        if not touched:
+            continue
+        name = _name_of(moved, there)
+        terms[name] = {"class_path": moved.class_path, "init_args": arguments} if acts else None
         if acts and key:
-            old = ", ".join(f"{key}.{name}" for name in sorted(given.keys() & {*moved.fields, *moved.decided_by}))
             _tell(
-                f"{old}: that is {TERMS}.{moved.name} now: class_path {moved.class_path}, init_args {arguments}. "
-                "Version 0.5 will not read the old fields."
+                f"{', '.join(f'{key}.{old}' for old in sorted(touched))}: that is {TERMS}.{name} now: class_path "
+                f"{moved.class_path}, init_args {arguments}. Version 0.5 will not read the old fields."
             )
-    return {**kept, "terms": merged_terms(terms, kept.get("terms") or {}, drop=False)} if given else kept
+    for old in sorted(given.keys() - taken):
+        if key and given[old] != _DEFAULTS[old]:
+            _tell(f"{key}.{old} is {given[old]!r}, and no term takes it so far: it has no effect by itself.")
+    left = {old: value for old, value in known.items() if old not in taken}
+    waiting.clear()
+    waiting.update(left)
+    return {**kept, "terms": merged_terms(terms, kept.get("terms") or {}, drop=False)}
+
+
+def _check_choices(known: Mapping[str, Any], key: str) -> None:
+    for name, choices in _CHOICES.items():
+        if known[name] not in choices:
+            raise ValueError(f"{key}.{name} is {known[name]!r}: choose one of {', '.join(choices)}.")
+    if known["supervision"] == "token" and known["distillation"] != "none":
+        raise ValueError(
+            f"{key}.supervision token and distillation {known['distillation']} would ask the teacher twice: choose one."
+        )
+
+
+def _name_of(moved: Moved, terms: Mapping[str, Any]) -> str:
+    """The name under which there is such a term, or else the one that fields of 0.3 give it."""
+    for name, term in terms.items():
+        if isinstance(term, Mapping) and term.get("class_path") == moved.class_path:
+            return name
+    return moved.name
 
 
 def _earlier_fields(terms: Mapping[str, Any]) -> dict[str, Any]:
     """What 0.3 would have said for ``terms``."""
     found: dict[str, Any] = {}
     for moved in MOVED_FIELDS:
-        term = terms.get(moved.name)
+        term = terms.get(_name_of(moved, terms))
         if not isinstance(term, Mapping) or term.get("class_path") != moved.class_path:
             continue
         arguments = term.get("init_args") or {}

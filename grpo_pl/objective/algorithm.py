@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
@@ -25,8 +25,12 @@ from grpo_pl.objective.custom import AdvantageEstimator, RewardedGroups, Surroga
 from grpo_pl.objective.fields import WITHOUT_RATIO, Objective
 from grpo_pl.objective.policy_term import clip_stats, sampler_weight, surrogate
 from grpo_pl.objective.terms.base import Grouping
-from grpo_pl.objective.terms.hooks import with_advantages, with_extras, with_losses, with_masks
+from grpo_pl.objective.terms.hooks import with_advantages, with_extras, with_losses, with_masks, with_policy_losses
 
+_HOOKS_OF_TERMS = (
+    *("process_advantages", "turn_advantages", "entropy_threshold", "high_covariance", "demonstration_share"),
+)
+"""Methods of 0.3 that a subclass might have overridden."""
 __all__ = ["Advantages", "GRPOAlgorithm", "LossOutput"]
 
 
@@ -37,6 +41,15 @@ class GRPOAlgorithm(Objective):
     Raises:
         ValueError: choices that contradict each other, or a value out of its range.
     """
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        gone = [name for name in vars(cls) if name in _HOOKS_OF_TERMS or name.startswith("needs_")]
+        if gone:
+            raise ValueError(
+                f"{cls.__name__} defines {gone[0]}, which nothing asks for any more: see `needs`, and the terms of the "
+                "objective (docs/extending.md)."
+            )
 
     def __post_init__(self) -> None:
         check_objective(self)
@@ -189,7 +202,7 @@ class GRPOAlgorithm(Objective):
         """How rewards are compared inside a group, for terms that credit parts of completions."""
         return Grouping(
             group_size=self.group_size,
-            baseline=cast(Baseline, self.baseline),  # a class of one's own is refused beside such terms
+            baseline=cast(Baseline, self.baseline),  # beside the shipped terms of that kind
             scale=self.scale,
             ddof=self.std_ddof,
             eps=self.std_eps,
@@ -253,9 +266,8 @@ class GRPOAlgorithm(Objective):
         """
         batch, terms = self._token_batch(tokens), self.active_terms
         weight, drawn = sampler_weight(self, batch)
-        batch = replace(batch, sampler_weight=weight)
         stats = clip_stats(self, batch) | drawn
-        total = with_masks(terms, -surrogate(self, batch) * weight, batch)
+        total = with_masks(terms, with_policy_losses(terms, -surrogate(self, batch), batch) * weight, batch)
         if batch.ref_logprobs is not None:
             stats["kl"] = kl.estimate(self.kl_estimator, batch.logprobs, batch.ref_logprobs, batch.log_ratio.exp())
             total = total + self.beta * stats["kl"] if self.kl_in_loss else total

@@ -30,8 +30,8 @@ class RewardedGroups:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenBatch:
-    """Input of a ``SurrogateObjective``: a micro-batch, (B, T) each, 0 where ``mask`` is False. None if nobody declared
-    it."""
+    """Input of a ``SurrogateObjective`` and of terms: a micro-batch, (B, T) each, 0 where ``mask`` is False. None if
+    nobody declared it."""
 
     logprobs: Tensor  # of the policy now; carries the gradient
     old_logprobs: Tensor  # of the policy at collection; `logprobs` without gradient if it has not moved since
@@ -43,7 +43,6 @@ class TokenBatch:
     entropy: Tensor | None  # of the next-token distribution now; carries a gradient
     sampling_logprobs: Tensor | None  # as the engine drew them
     likely: LikelyTokens | None = None  # where a term asks for `top_logprobs`
-    sampler_weight: Tensor | float = 1.0  # of the policy term, where other weights or another engine have drawn
     more: Mapping[str, Tensor] = field(default_factory=dict)  # all tokens by name, as terms prepared them; not masked
 
 
@@ -71,7 +70,7 @@ class AdvantageEstimator(_Declared, ABC):
         """What it declares."""
         return Needs(
             old_logprobs=self.needs_old_logprobs,
-            ref_logprobs=self.needs_ref_logprobs,
+            reference=self.needs_ref_logprobs,
             old_entropy=self.needs_entropy,
             correct=self.needs_correct,
             greedy_values=self.needs_greedy_baseline,

@@ -200,7 +200,8 @@ class Objective:
         corrected = self.anchored_at_sampling or self.mismatch not in ("none", "auto")
         own = Needs(
             old_logprobs=scored or self.kl_in_reward,
-            ref_logprobs=self.beta > 0,
+            ref_logprobs=self.kl_in_loss,
+            reference=self.kl_in_reward,
             sampling_logprobs=corrected or self.off_policy_mask is not None,
             entropy=self.entropy_coef > 0,
             correct=self.samples == "correct",

@@ -54,6 +54,8 @@ class Needs:
     """Entropies of the policy's next-token distributions at collection, as ``entropy`` in `Term.prepare`."""
     ref_logprobs: bool = False
     """Log-probabilities of the reference, which is loaded for them."""
+    reference: bool = False
+    """The reference, for the advantages or to log its KL, where the loss does not read it."""
     sampling_logprobs: bool = False
     """Log-probabilities as the engine drew the tokens."""
     entropy: bool = False
@@ -86,7 +88,12 @@ class Needs:
     @property
     def start_weights(self) -> bool:
         """A copy of the policy as it started: the reference of the KL, or the teacher."""
-        return self.ref_logprobs or (self.teacher or Teaching()).weights == "start"
+        return self.loads_reference or (self.teacher or Teaching()).weights == "start"
+
+    @property
+    def loads_reference(self) -> bool:
+        """The reference scores the rollout."""
+        return self.ref_logprobs or self.reference
 
     def missing(self, tokens: Container[str]) -> str | None:
         """The first of the tensors that ``loss`` needs, and that is not in ``tokens``."""

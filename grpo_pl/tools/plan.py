@@ -148,7 +148,7 @@ def workload(parts: Any, policy: PreTrainedModel, *, gpus: int, prompt_tokens: i
         micro_batch_tokens=model.max_tokens_per_microbatch or MOST_TOKENS,
         weight_bytes=weights,
         compute_bytes=compute,
-        reference=algorithm.needs.ref_logprobs,
+        reference=algorithm.needs.loads_reference,
         quantized=model.policy.quantization is not None,
         checkpointing=model.activation_checkpointing,
         offload=layout == "fsdp" and arguments.cpu_offload,

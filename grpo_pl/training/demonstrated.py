@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
@@ -107,7 +107,7 @@ class Demonstrated(Beside):
     """The demonstrations of one optimiser step."""
 
     examples: Sequence[Example]
-    share: float
+    share: float = field()  # no default: the base class has none to show
     how: DemonstrationLoss
 
     def metrics(self, like: Tensor) -> Sums:

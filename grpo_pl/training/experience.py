@@ -61,7 +61,7 @@ class Experience(Collected):
             return None
         index, turns = self.turns.index, self.turns.present.shape[1]
         found = self.advantages.new_zeros(len(index), turns + 1)  # the last column for tokens of no turn
-        return found.scatter(1, index.masked_fill(index == NO_TURN, turns), self.advantages)[:, :turns]
+        return found.scatter(1, index.masked_fill(index == NO_TURN, turns), self.advantages.expand_as(index))[:, :turns]
 
     @property
     def old_logprobs(self) -> Tensor | None:

@@ -36,7 +36,7 @@ class ScoringModels:
     ) -> None:
         """Makes the copies of the policy that the objective asks for, and that an earlier fit has not made."""
         needs = algorithm.needs
-        if needs.ref_logprobs and self.reference is None:
+        if needs.loads_reference and self.reference is None:
             self.reference = Reference(policy, algorithm.ref_update_every)
         if privileged is not None and needs.teacher is not None and self.self_teacher is None:
             weights, rate = needs.teacher.weights, needs.teacher.rate

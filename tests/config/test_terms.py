@@ -104,3 +104,102 @@ def test_of_a_stranger_s_settings_the_shipped_terms_alone_are_built() -> None:
     for term in ("Anchor", {"class_path": "evil.Term"}, {"class_path": ANCHOR, "init_args": {"coef.class_path": "x"}}):
         with pytest.raises(Untrusted):
             refuse_own_classes({"algorithm": {"terms": {"mine": term}}})
+
+
+GIGPO_OF_0_3 = {"supervision": "turn", "turn_advantage": "gigpo", "scale": "none"}
+
+
+def whole(*trees: dict[str, Any], options: tuple[str, ...] = ()) -> GRPOAlgorithm:
+    return Config((), trees, options).build("model.algorithm", GRPOAlgorithm)
+
+
+@pytest.mark.parametrize(
+    ("tree", "beta", "gamma"),
+    [
+        ({"model.algorithm.preset": "gigpo", "model.algorithm.gamma": 0.5}, 0.01, 0.5),
+        ({"model": {"algorithm.preset": "gigpo", "algorithm.gamma": 0.5}}, 0.01, 0.5),
+        ({"model.algorithm.beta": 0.5, "model": {"algorithm": {"preset": "gigpo"}}}, 0.5, 0.95),
+        ({"model.algorithm.preset": "gigpo", "model.algorithm.beta": 0.5}, 0.5, 0.95),
+    ],
+)
+def test_what_stands_beside_a_field_of_0_3_keeps_its_value(tree: dict[str, Any], beta: float, gamma: float) -> None:
+    found = whole(tree)
+    assert (found.beta, found.scale, found.terms["gigpo"].gamma) == (beta, "none", gamma)
+
+
+def test_a_field_that_nothing_takes_changes_nothing_beside_it() -> None:
+    assert whole({"model.algorithm.beta": 0.5, "model.algorithm.gamma": 0.9}) == GRPOAlgorithm(beta=0.5)
+
+
+@pytest.mark.parametrize(
+    ("objectives", "options", "name", "argument", "value"),
+    [
+        (({"gamma": 0.9}, GIGPO_OF_0_3), (), "gigpo", "gamma", 0.9),
+        (({"covariance_share": 0.01}, {"covariance": "kl"}), (), "covariance", "share", 0.01),
+        (
+            ({"entropy_coef_step": 0.05},),
+            ("--model.algorithm.entropy_target=0.3",),
+            "entropy_target",
+            "coef_step",
+            0.05,
+        ),
+        (
+            ({"preset": "distill"}, {"teacher_rate": 0.3}, {"teacher_weights": "average"}),
+            (),
+            "self_distillation",
+            "rate",
+            0.3,
+        ),
+        (
+            (),
+            ("--model.algorithm.entropy_coef_step=0.1", "--model.algorithm.entropy_target=0.3"),
+            "entropy_target",
+            "coef_step",
+            0.1,
+        ),
+    ],
+)
+def test_a_field_of_0_3_waits_for_the_one_that_makes_its_term(
+    objectives: tuple[dict[str, Any], ...], options: tuple[str, ...], name: str, argument: str, value: float
+) -> None:
+    assert getattr(built(*objectives, options=options)[name], argument) == value
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("entropy_target=0.3", "preset=dapo", "entropy_coef_step=0.1"),
+        ("entropy_target=0.3", "terms.entropy_target=null", "entropy_coef_step=0.1"),
+        ("supervision=turn", "preset=dr_grpo", "gamma=0.5"),
+    ],
+)
+def test_what_was_reset_or_removed_does_not_come_back(options: tuple[str, ...]) -> None:
+    assert built(options=tuple(f"--model.algorithm.{option}" for option in options)) == {}
+
+
+def test_a_field_of_0_3_finds_its_term_under_another_name() -> None:
+    term = {"class_path": "grpo_pl.objective.terms.gigpo.GiGPO"}
+    found = built({"scale": "none", "terms": {"mine": term}}, options=("--model.algorithm.gamma=0.5",))
+    assert found.keys() == {"mine"} and found["mine"].gamma == 0.5
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"supervision": "procces"}, "supervision is 'procces'"),
+        ({"supervision": None}, "supervision is None"),
+        ({"turn_advantage": "gigp"}, "turn_advantage is 'gigp'"),
+        ({"teacher_weights": "strt"}, "teacher_weights is 'strt'"),
+        ({"supervision": "token", "distillation": "forward_kl"}, "twice"),
+        ({"preset": "gkd", "supervision": "token"}, "twice"),
+    ],
+)
+def test_what_0_3_refused_is_refused(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises((ValueError, ConfigError), match=told):
+        built(fields)
+
+
+def test_a_field_that_no_term_takes_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with_terms_of_fields({"gamma": 0.75, "step_weight": 1.0}, "model.algorithm")
+    told = capsys.readouterr().err
+    assert "model.algorithm.gamma is 0.75" in told and "step_weight" not in told

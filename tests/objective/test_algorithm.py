@@ -583,7 +583,13 @@ def test_needs():
     assert not replace(grpo, num_iterations=2).single_update
     assert replace(grpo, num_minibatches=2).needs.old_logprobs
     rloo = preset("rloo")
-    assert rloo.needs.ref_logprobs and rloo.kl_in_reward and rloo.needs.old_logprobs and not rloo.kl_in_loss
+    assert (
+        rloo.needs.reference
+        and not rloo.needs.ref_logprobs
+        and rloo.kl_in_reward
+        and rloo.needs.old_logprobs
+        and not rloo.kl_in_loss
+    )
     assert preset("remax").needs.greedy_values
     assert preset("expert_iteration").needs.correct
     assert replace(grpo, entropy_coef=0.1).needs.entropy

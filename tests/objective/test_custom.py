@@ -93,14 +93,14 @@ def rollout(make_experience: Make, tiny_policy: Any) -> Make:
         rewards=[Length()],
         algorithm=algorithm,
         max_completion_length=3,
-        reference=tiny_policy if algorithm.needs.ref_logprobs else None,
+        reference=tiny_policy if algorithm.needs.loads_reference else None,
     )
 
 
 def test_an_estimator_gets_what_it_declares(rollout: Make) -> None:
     estimator = Declaring()
     algorithm = GRPOAlgorithm(group_size=2, beta=0.0, baseline=estimator, scale="none")
-    assert algorithm.needs.ref_logprobs and algorithm.needs.old_entropy and not algorithm.needs.entropy
+    assert algorithm.needs.reference and algorithm.needs.old_entropy and not algorithm.needs.entropy
     experience = rollout(algorithm)
     assert experience.advantages.flatten().tolist() == [0, 2, 1, 3]
     assert "entropy_mask" not in experience.tokens

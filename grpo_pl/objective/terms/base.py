@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -85,7 +85,8 @@ class Term:
     def spec(self) -> dict[str, Any]:
         """``class_path`` and ``init_args``, as a configuration holds them."""
         kind: Any = type(self)
-        arguments = {field.name: getattr(self, field.name) for field in fields(kind) if field.init}
+        own = fields(kind) if is_dataclass(kind) else ()
+        arguments = {field.name: getattr(self, field.name) for field in own if field.init}
         return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": arguments}
 
     @property
@@ -96,7 +97,7 @@ class Term:
     @property
     def acts_at_zero(self) -> bool:
         """A completion whose advantages are all 0 still has a gradient, so that it may not be skipped."""
-        return any(self.overrides(hook) for hook in ("advantages", "loss", "extra"))
+        return any(self.overrides(hook) for hook in ("advantages", "policy_loss", "loss", "extra"))
 
     @property
     def replaces_rewards(self) -> bool:
@@ -128,6 +129,11 @@ class Term:
         not masked."""
         return advantages
 
+    def policy_loss(self, tokens: TokenBatch) -> Tensor | None:
+        """(B, T) that is added to the policy term of each token, before the masks of all terms and the weight against
+        another sampler."""
+        return None
+
     def policy_mask(self, tokens: TokenBatch) -> Tensor | None:
         """(B, T) bool: the tokens that carry the policy term; None leaves all of them."""
         return None
@@ -151,8 +157,12 @@ State = Mapping[str, Any]
 
 
 class AdaptiveTerm(Term):
-    """A term that changes a field of the objective from rollout to rollout. Its methods are functions of a state, which
-    begins empty."""
+    """A term that changes a field of the objective from rollout to rollout, such as a coefficient. Its methods are
+    functions of a state, which begins empty. What the objective needs, and which completions are learned from, is
+    decided by the configured one: declare in ``needs`` what a changed field asks for."""
+
+    earlier_entry = ""
+    """Entry of a checkpoint in which version 0.3 kept the state."""
 
     def adapted(self, algorithm: Any, state: State) -> Any:
         """The objective for the updates of the next rollout."""

@@ -77,14 +77,13 @@ class Covariance(Term):
         )
         return {"covariance_mask": collected.own(chosen)}
 
-    def policy_mask(self, tokens: TokenBatch) -> Tensor | None:
-        return ~tokens.more["covariance_mask"] if self.kind == "clip" else None
-
-    def loss(self, tokens: TokenBatch) -> Tensor | None:
+    def policy_loss(self, tokens: TokenBatch) -> Tensor | None:
         if self.kind == "clip":
             return None
-        penalty = covariance.held_back(tokens.log_ratio, tokens.more["covariance_mask"])
-        return self.kl_coef * penalty * tokens.sampler_weight
+        return self.kl_coef * covariance.held_back(tokens.log_ratio, tokens.more["covariance_mask"])
+
+    def policy_mask(self, tokens: TokenBatch) -> Tensor | None:
+        return ~tokens.more["covariance_mask"] if self.kind == "clip" else None
 
     def metrics(self, tokens: TokenBatch) -> Mapping[str, Tensor]:
         return {"covariance/chosen": tokens.more["covariance_mask"].to(tokens.logprobs.dtype)}

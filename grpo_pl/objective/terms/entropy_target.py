@@ -26,6 +26,8 @@ class EntropyTarget(AdaptiveTerm):
         ValueError: a field is out of its range, or ``entropy_coef`` above ``coef_max``.
     """
 
+    earlier_entry = "entropy_control"
+
     target: float
     """Nats a token."""
     coef_step: float = 0.005

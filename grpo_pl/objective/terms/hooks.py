@@ -70,12 +70,21 @@ def with_advantages(terms: Terms, advantages: Tensor, tokens: Mapping[str, Tenso
         if not isinstance(found, Tensor) or found.shape not in (advantages.shape, tokens["logprobs"].shape):
             shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise fault(name, f"advantages returns {shape}: give one for each token, {tuple(tokens['logprobs'].shape)}")
-        wrong, now = tokens["mask"] & ~found.isfinite(), tokens["logprobs"]
-        if wrong.any() and now[tokens["mask"]].isfinite().all():
-            first = found.expand_as(now)[wrong][0].item()
+        wrong = tokens["mask"] & ~found.isfinite()
+        if wrong.any() and _all_finite(tokens):
+            first = found.expand_as(wrong)[wrong][0].item()
             raise fault(name, f"advantages returns {first} for {int(wrong.sum())} token(s)")
         advantages = found
     return advantages
+
+
+def with_policy_losses(terms: Terms, policy: Tensor, tokens: TokenBatch) -> Tensor:
+    """The policy term (B, T) with what terms add to it."""
+    for name, term in terms.items():
+        more = call(name, term, "policy_loss", tokens)
+        if more is not None:
+            policy = policy + _finite(name, "policy_loss", _shaped(name, "policy_loss", more, tokens), tokens)
+    return policy
 
 
 def with_masks(terms: Terms, policy: Tensor, tokens: TokenBatch) -> Tensor:
@@ -113,7 +122,7 @@ def with_extras(terms: Terms, loss: Tensor, tokens: Mapping[str, Tensor], sums: 
             continue
         if not isinstance(extra, LossOutput) or extra.loss.dim() > 0:
             raise fault(name, "extra returns no LossOutput with a scalar loss")
-        if not extra.loss.isfinite() and tokens["logprobs"].isfinite().all():
+        if not extra.loss.isfinite() and _all_finite(tokens):
             raise fault(name, f"extra returns a loss of {extra.loss.item()}")
         for key, pair in extra.stats.items():
             if not isinstance(pair, tuple) or [getattr(each, "shape", None) for each in pair] != [(), ()]:
@@ -149,11 +158,21 @@ def _shaped(name: str, hook: str, found: Tensor, tokens: TokenBatch) -> Tensor:
 
 
 def _finite(name: str, hook: str, found: Tensor, tokens: TokenBatch) -> Tensor:
-    """``found``, unless it is not finite where the policy itself is."""
+    """``found``, unless it is not finite where all that the term was given is."""
     wrong = tokens.mask & ~found.isfinite()
-    if wrong.any() and tokens.logprobs.isfinite().all():
+    if wrong.any() and _all_finite(tokens.more):
         raise fault(name, f"{hook} returns {found[wrong][0].item()} for {int(wrong.sum())} token(s)")
     return found
+
+
+def _all_finite(tokens: Mapping[str, Tensor]) -> bool:
+    """True if the policy's tokens are finite in every tensor; else a step that is not finite is skipped on all ranks,
+    and no term is at fault."""
+    mask = tokens["mask"]
+    floats = [t for t in tokens.values() if t.is_floating_point() and t.shape[:2] in (mask.shape, (len(mask), 1))]
+    return all(
+        bool((t.isfinite() | ~mask.unsqueeze(-1) if t.dim() > 2 else t.isfinite() | ~mask).all()) for t in floats
+    )
 
 
 def fault(name: str, told: str) -> ValueError:

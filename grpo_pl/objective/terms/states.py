@@ -23,6 +23,7 @@ class TermStates:
 
     def __init__(self) -> None:
         self._states: dict[str, State] = {}
+        self._earlier: dict[str, State] = {}
 
     def adapted(self, algorithm: T) -> T:
         """The objective of the next rollout."""
@@ -46,7 +47,8 @@ class TermStates:
         }
 
     def _returned(self, kind: Any, name: str, term: AdaptiveTerm, hook: str, *arguments: object) -> Any:
-        found = call(name, term, hook, *arguments, self._states.get(name, {}))
+        state = self._states.get(name) or self._earlier.get(term.earlier_entry, {})
+        found = call(name, term, hook, *arguments, state)
         if not isinstance(found, kind):
             raise fault(name, f"{hook} returns {type(found).__name__}: give a {kind.__name__}")
         return found
@@ -56,10 +58,9 @@ class TermStates:
         return {name: dict(state) for name, state in self._states.items()}
 
     def load_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Takes the entry of a checkpoint; version 0.3 knew of one term, whose name it writes otherwise."""
-        earlier = checkpoint.get("entropy_control")
-        found: Mapping[str, State] = checkpoint.get("terms", {"entropy_target": earlier} if earlier else {})
-        self._states = {name: dict(state) for name, state in found.items()}
+        """Takes the entry of a checkpoint, and those of version 0.3, which the terms know by name."""
+        self._states = {name: dict(state) for name, state in checkpoint.get("terms", {}).items()}
+        self._earlier = {"entropy_control": checkpoint.get("entropy_control") or {}}
 
 
 def _adaptive(algorithm: Objective) -> dict[str, AdaptiveTerm]:
