@@ -82,8 +82,8 @@ MUTATIONS = [
     ),
     *_all(
         "losses", "grpo_pl/objective", "tests/objective/test_algorithm.py",
-        ("total + a.beta * token_kl", "total - a.beta * token_kl"),
-        ("total - a.entropy_coef * tokens.entropy", "total + a.entropy_coef * tokens.entropy"),
+        ('total + self.beta * stats["kl"]', 'total - self.beta * stats["kl"]'),
+        ("total - self.entropy_coef * batch.entropy", "total + self.entropy_coef * batch.entropy"),
     ),
     *_all(
         "losses", "grpo_pl/training", "tests/training/test_update.py",
