@@ -1,7 +1,7 @@
 """Records what a server answers to a fixed list of requests, or compares two records, for a change of the server.
 
-``python benchmarks/serve_answers.py record http://127.0.0.1:8000 before.json``, and the same for ``after.json`` with the
-other server over the same export; then ``… compare before.json after.json``. Ids, times and the borders of a stream's
+``python benchmarks/serve_answers.py record http://127.0.0.1:8000 before.json``, the same for ``after.json`` with the
+other server over the same export, and ``… compare before.json after.json``. Ids, times and the borders of a stream's
 chunks may differ, log-probabilities by 1e-6; everything else must be equal.
 """
 

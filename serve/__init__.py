@@ -1,28 +1,29 @@
-"""The HTTP server of a trained policy: chat, completions, reward scores and evaluation, in LitServe's worker processes.
+"""A trained policy and its rewards over HTTP, by LitServe: chat, completions, scores and evaluation.
 
-- Start and end: ``settings`` (options), ``app`` (routes), ``server`` (HTTP thread and workers), ``litserve_adapter``.
-- Before a route: ``protocol`` (connections, headers, time), ``middleware`` (length, key, body, sender, login),
-  ``large_json`` (bodies and large answers), ``schemas`` (fields), ``errors``.
-- Routes: ``completions`` (chat, completions), ``responses``, ``prompts`` (tokens), ``scoring``, ``evaluation``,
-  ``weights``, ``pages``, ``metrics``.
-- Prompts: ``conversations``, ``prompts``. Answers: ``answers``, ``streaming``.
-- To the workers and back: ``worker_client``, ``admission``, ``generator``; ``worker_channel`` has the messages.
-- In the workers: ``generate_worker``, ``versions``, ``grammars`` (and their check before); ``score_worker``.
-- ``parts``: the same for a ``litserve.LitServer`` of your own, as ``PolicyAPI`` and ``RewardAPI``.
+- ``server``: ``PolicyServer``, the LitServer of ``grpo-pl serve``; ``settings`` (options), ``middleware`` (what is
+  checked before a route), ``pages``, ``metrics``.
+- LitAPIs: ``policy`` (``PolicyAPI``, decoding) and ``rewards`` (``RewardAPI``), over ``worker`` (``WorkerAPI``,
+  ``WorkerLoop``). ``follow`` loads newer weights, ``grammars`` restricts completions.
+- LitSpecs, in the HTTP process: ``calls`` (``WorkerSpec``), ``completions`` (``PolicySpec``), ``rewards``;
+  ``evaluation`` asks both. ``messages`` has what they send to the workers.
+- Requests: ``bodies``, ``schemas`` (fields), ``conversations`` and ``prompts`` (tokens). Answers: ``answers``,
+  ``streaming``, ``score_items``, ``scoring``, ``errors``.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # at run time they are loaded when they are first asked for
-    from serve.parts import PolicyAPI as PolicyAPI
-    from serve.parts import RewardAPI as RewardAPI
+    from serve.policy import PolicyAPI as PolicyAPI
+    from serve.rewards import RewardAPI as RewardAPI
+    from serve.server import PolicyServer as PolicyServer
 
-__all__ = ["PolicyAPI", "RewardAPI"]
+__all__ = ["PolicyAPI", "PolicyServer", "RewardAPI"]
+_MODULES = {"PolicyAPI": "policy", "PolicyServer": "server", "RewardAPI": "rewards"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'serve' has no attribute {name!r}")
-    from serve import parts
+    from importlib import import_module
 
-    return getattr(parts, name)
+    return getattr(import_module(f"serve.{_MODULES[name]}"), name)

@@ -7,8 +7,8 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Protocol
+from itertools import accumulate, repeat, starmap
+from typing import TYPE_CHECKING, Any
 
 from grpo_pl.environments.call_reader import CallReader
 from grpo_pl.openai_format import answers
@@ -16,35 +16,50 @@ from grpo_pl.openai_format.answers import DONE, MadeCall
 from grpo_pl.rollout.native.continuous import ScoredToken
 from grpo_pl.rollout.texts import TextStream
 from serve.errors import ApiError, to_json
-from serve.generator import Chunk
-from serve.large_json import Encoded, encoded
 from serve.schemas import ChatRequest, CompletionRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from grpo_pl.types import FinishReason
+
 _TEXTS = 1 << 16  # tokens whose texts are remembered
 
 
+@dataclass
+class Chunk:
+    """New tokens of one completion of a request."""
+
+    index: int
+    drawn: list[ScoredToken] = field(default_factory=list)
+    finish: FinishReason | None = None
+
+    @property
+    def tokens(self) -> list[int]:
+        return [drawn.token for drawn in self.drawn]
+
+    def add(
+        self, tokens: Sequence[int], logprobs: Sequence[float], tops: Sequence[Any], finish: FinishReason | None
+    ) -> None:
+        """Adds what one step drew; ``tops`` is empty where nobody asked for them."""
+        self.drawn += starmap(ScoredToken, zip(tokens, logprobs, tops or repeat(()), strict=False))
+        self.finish = finish
+
+
 class TokenTexts:
-    """The text of each token, and its JSON in log-probabilities; both are made once, as answers may hold a million."""
+    """The text of each token, and its bytes; both are made once, as answers may hold a million."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         self.text = lru_cache(_TEXTS)(self._text)
-        self._parts = lru_cache(_TEXTS)(self._make_parts)
+        self._bytes = lru_cache(_TEXTS)(lambda token: list(self.text(token).encode("utf-8", "surrogatepass")))
 
-    def entry(self, token: int, logprob: float | None) -> str:
-        """OpenAI's object for a token, in JSON, without its last brace."""
-        return f"{self._parts(token)}{'null' if logprob is None else repr(logprob)}"
+    def entry(self, token: int, logprob: float | None) -> dict[str, Any]:
+        """OpenAI's object for a token."""
+        return {"token": self.text(token), "bytes": self._bytes(token), "logprob": logprob}
 
     def _text(self, token: int) -> str:
         return str(self._tokenizer.decode([token], skip_special_tokens=False))
-
-    def _make_parts(self, token: int) -> str:
-        text = self.text(token)
-        told = {"token": text, "bytes": list(text.encode("utf-8", "surrogatepass"))}
-        return f'{to_json(told)[:-1]},"logprob":'
 
 
 @dataclass
@@ -129,30 +144,9 @@ class Choice:
         return text
 
 
-class AnswerFormat(Protocol):
-    """The format in which one route writes its answers, whole or as the events of a stream; an event may be empty."""
-
-    system_fingerprint: str
-    """The version of the weights that answers, in OpenAI's field; known before the first event."""
-
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """The answer to a request without streaming."""
-
-    def opening(self, choice: Choice) -> str:
-        """The event before the first token of a choice, with the text that the server prefilled or echoes."""
-
-    def chunk(self, choice: Choice, text: str, tokens: Sequence[ScoredToken], choices: Sequence[Choice]) -> str:
-        """The event for new text and tokens of ``choice``."""
-
-    def closing(self, choices: Sequence[Choice]) -> str:
-        """The event after all choices are finished."""
-
-    def failure(self, error: ApiError) -> str:
-        """The last event of a stream that failed, so that a client does not take it for a short answer."""
-
-
 class ChoicesFormat:
-    """The format that chat and completions have in common."""
+    """What the answers of chat and completions have in common, whole or as the events of a stream; an event may be
+    empty."""
 
     object_name: str
     chunk_name: str
@@ -247,11 +241,11 @@ class ChatFormat(ChoicesFormat):
 
     def _log_probabilities(self, tokens: Sequence[ScoredToken], texts: Sequence[str], offset: int) -> dict[str, Any]:
         entry = self._texts.entry
-        pieces = []
-        for token in tokens:
-            top = "},".join([entry(i, logprob) for i, logprob in token.top])
-            pieces.append(f'{entry(token.token, token.logprob)},"top_logprobs":[{top and top + "}"}]}}')
-        return {"content": Encoded(["[", ",".join(pieces), "]"]), "refusal": None}
+        content = [
+            {**entry(token.token, token.logprob), "top_logprobs": [entry(i, logprob) for i, logprob in token.top]}
+            for token in tokens
+        ]
+        return {"content": content, "refusal": None}
 
 
 class CompletionFormat(ChoicesFormat):
@@ -284,7 +278,7 @@ class CompletionFormat(ChoicesFormat):
 
 def event(value: Any) -> str:
     """One server-sent event."""
-    return answers.event(encoded(value))
+    return answers.event(to_json(value))
 
 
 def usage_of(choices: Sequence[Choice], n: int) -> dict[str, int]:

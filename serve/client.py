@@ -6,9 +6,10 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from http.client import HTTPException
 from typing import Any
-
-import httpx2
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from grpo_pl.rewards.endpoint import retry_after
 
@@ -50,23 +51,24 @@ def post(url: str, body: Mapping[str, Any], *, api_key: str | None) -> dict[str,
         ServerError: the server cannot be reached, is full for too long, or refuses; with the server's own message.
     """
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
-    content = json.dumps(body)  # ASCII only, so that a column may hold any text, lone surrogates included
+    content = json.dumps(body).encode()  # ASCII only, so that a column may hold any text, lone surrogates included
     give_up = time.monotonic() + _PATIENCE_S
     while True:
         try:
-            answer = httpx2.post(url, content=content, headers=headers, timeout=_PATIENCE_S)
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            with urlopen(Request(url, content, headers), timeout=_PATIENCE_S) as answer:
+                result: dict[str, Any] = json.load(answer)
+                return result
+        except HTTPError as refused:
+            if refused.code != 429 or time.monotonic() > give_up:
+                raise ServerError(f"{url} answered {refused.code}: {_message(refused.read())}") from None
+            pause = retry_after(refused.headers.get("Retry-After"), 1.0)
+        except (OSError, HTTPException, ValueError) as error:
             raise ServerError(f"no server at {url}: {error}") from None
-        if answer.is_success:
-            result: dict[str, Any] = answer.json()
-            return result
-        if answer.status_code != 429 or time.monotonic() > give_up:
-            raise ServerError(f"{url} answered {answer.status_code}: {_message(answer)}")
-        time.sleep(max(_PAUSE_S, retry_after(answer.headers.get("Retry-After"), 1.0)))
+        time.sleep(max(_PAUSE_S, pause))
 
 
-def _message(answer: httpx2.Response) -> str:
+def _message(answer: bytes) -> str:
     try:
-        return str(answer.json()["error"]["message"])
+        return str(json.loads(answer)["error"]["message"])
     except (ValueError, KeyError, TypeError):  # not an answer of this server: a proxy's, for example
-        return answer.text[:200]
+        return answer.decode(errors="replace")[:200]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -16,7 +19,13 @@ from grpo_pl.policy.template import PROBE_TOOL, Example, PromptTemplate, takes_t
 from grpo_pl.policy.trained import ServedModel
 from serve.errors import ApiError, bad_request
 
+_TEMPLATE_S = 2.0
+"""Most seconds of a chat template, which may be a stranger's."""
 _PROBE = Call(PROBE_TOOL["function"]["name"], {"x": "1"})
+
+
+class _TooSlow(BaseException):
+    """Raised from outside in a thread whose time is up; not an ``Exception``, which a template's caller may catch."""
 
 
 @dataclass
@@ -137,6 +146,40 @@ class Renderer:
             text += template.prefill if prefill else ""
             return list(tokenizer(text, add_special_tokens=False).input_ids)
         return self._as_text(template, conversation.exchanges, tools, prefill=prefill)
+
+    @property
+    def runs_template(self) -> bool:
+        """True if a chat template writes prompts."""
+        return self.model.template.through_chat(self.model.tokenizer)
+
+    @contextmanager
+    def time_limit(self) -> Iterator[None]:
+        """Context manager that ends a chat template which loops, in the thread that renders it.
+
+        Raises:
+            ApiError: it took too long (400).
+        """
+        if not self.runs_template:
+            yield
+            return
+        thread, lock, over = threading.get_ident(), threading.Lock(), False
+
+        def interrupt() -> None:
+            with lock:
+                if not over:
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_TooSlow))
+
+        timer = threading.Timer(_TEMPLATE_S, interrupt)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except _TooSlow:
+            raise _bad(f"the model's chat template takes more than {_TEMPLATE_S:g} s to write them.") from None
+        finally:
+            with lock:
+                over = True
+            timer.cancel()
 
     def call_text(self, call: Call) -> str:
         """The text of a call in the prompt: of one that the chat template writes, the name and the arguments.

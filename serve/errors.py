@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from grpo_pl.openai_format.answers import error_body
@@ -25,21 +23,6 @@ to_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode  # `js
 def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """``value`` as a JSON response in ASCII, so that texts with lone surrogates are valid JSON as well."""
     return Response(to_json(value), status_code=status, headers=headers, media_type="application/json")
-
-
-class Fault(BaseModel):
-    """The reason for a refusal."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
-class Refusal(BaseModel):
-    """The body of every answer with a status of 400 or more."""
-
-    error: Fault
 
 
 class ApiError(HTTPException):
@@ -85,10 +68,6 @@ def worker_lost() -> ApiError:
     return ApiError(503, "a worker process of the server ended; the server is shutting down.", code="worker_lost")
 
 
-def shutting_down() -> ApiError:
-    return ApiError(503, "the server is shutting down.", code="shutting_down", headers={"Retry-After": "5"})
-
-
 def from_fault(fault: Mapping[str, Any]) -> ApiError:
     """The ``ApiError`` for one of pydantic's ``errors()``, with the path of the field as ``param``."""
     message, param, code = field_fault(fault)
@@ -105,13 +84,6 @@ def install_handlers(app: FastAPI) -> None:
             message = f"{request.method} {request.url.path}: {error.detail}"
             error = ApiError(error.status_code, message, code=code, headers=error.headers)
         return error.response()
-
-    @app.exception_handler(RequestValidationError)
-    async def on_invalid(request: Request, error: RequestValidationError) -> Response:
-        fault = error.errors()[0]
-        if (fault["loc"], fault["type"]) == (("body",), "missing"):
-            return ApiError(400, "the body must be a JSON object.", code="invalid_json").response()
-        return from_fault({**fault, "loc": fault["loc"][1:]}).response()
 
     @app.exception_handler(Exception)
     async def on_bug(request: Request, error: Exception) -> Response:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, aclosing, closing
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, closing
 from typing import Any
 
 from fastapi import Request, Response
@@ -16,18 +15,18 @@ from grpo_pl.evaluation.metrics import summarise
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rewards.base import correctness_index, require_correctness
 from grpo_pl.rollout.native.continuous import batch_of
+from serve.answers import Chunk
+from serve.bodies import in_thread, large_json_response
+from serve.calls import Deadline
+from serve.completions import PolicySpec
 from serve.errors import ApiError, bad_request, check_model
-from serve.generate_worker import Generate
-from serve.generator import Chunk, Generator
-from serve.large_json import large_json_response
-from serve.metrics import ServerMetrics
+from serve.messages import Draw, Part
 from serve.prompts import Prompts
+from serve.rewards import RewardSpec
 from serve.schemas import EvalProblem, EvaluateRequest, Sampling
-from serve.score_worker import ScoreItems, score_items
-from serve.scoring import Scorer, closed_rewards
+from serve.score_items import ScoreItems, score_items
+from serve.scoring import closed_rewards
 from serve.streaming import while_connected
-from serve.weights import Weights
-from serve.worker_client import Deadline
 
 _MOST_COMPLETIONS = 16_384
 _TOKENS = 16  # of a completion that are drawn at once, where the decoder can
@@ -35,48 +34,40 @@ _NO_JUDGE = "the model's rewards do not say what a right answer is: score comple
 _JUDGED_AT_ONCE = 4  # problems; in the reward worker each takes turns with all other requests
 
 
-@dataclass(kw_only=True)
 class EvaluateRoute:
     """Evaluates problems; a few of each request at a time wait for slots of the batch, within evaluations' share."""
 
-    generator: Generator
-    scorer: Scorer
-    weights: Weights
-    prompts: Prompts
-    metrics: ServerMetrics
-    deadline_s: float
-
-    def __post_init__(self) -> None:
+    def __init__(self, policy: PolicySpec, rewards: RewardSpec) -> None:
+        self._policy, self._rewards, self._model = policy, rewards, policy.model
         self._judging = asyncio.Semaphore(_JUDGED_AT_ONCE)
-        self._judged = correctness_index(closed_rewards(self.prompts.model)) is not None
+        self._judged = correctness_index(closed_rewards(policy.model)) is not None
 
     async def evaluate(self, body: EvaluateRequest, request: Request) -> Response:
         if len(body.items) * body.n > _MOST_COMPLETIONS:
             problems = f"{len(body.items)} problems with n={body.n}"
             raise bad_request("items", f"{problems} are more than {_MOST_COMPLETIONS} completions.")
-        check_model(body.model, self.prompts.model.name)
+        check_model(body.model, self._model.name)
         if not self._judged:
             raise ApiError(400, _NO_JUDGE, code="no_correctness")
-        jobs = await self.prompts.evaluations(
+        parts = await self._policy.prompts.evaluations(
             body.items, body, seed=body.seed_or_random(), name=lambda i: f"items.{i}.problem"
         )
-        with self.weights.lease() as version:
-            jobs = [replace(job, version=version.number) for job in jobs]
-            results = await while_connected(request, self._all(body.items, jobs))
+        results = await while_connected(request, self._all(body.items, parts))
+        version = self._policy.version
         return await large_json_response(
-            lambda: {"items": results, "summary": summarise(results, n=body.n), "system_fingerprint": version.id}
+            lambda: {"items": results, "summary": summarise(results, n=body.n), "system_fingerprint": version}
         )
 
-    async def _all(self, problems: Sequence[EvalProblem], jobs: Sequence[Generate]) -> list[dict[str, Any]]:
+    async def _all(self, problems: Sequence[EvalProblem], parts: Sequence[Part]) -> list[dict[str, Any]]:
         """The results in the order of the problems; the first failure cancels all others and is raised."""
-        deadline = Deadline(self.deadline_s)
-        at_once = asyncio.Semaphore(max(2, 2 * self.generator.slots.share // len(jobs[0].keys)))
+        deadline = Deadline(self._policy.deadline)
+        at_once = asyncio.Semaphore(max(2, self._policy.size // 2 // len(parts[0].keys)))
 
         async def one(i: int) -> dict[str, Any]:
             async with at_once:
-                return await self._one(problems[i], jobs[i], deadline, bounded=i == 0)
+                return await self._one(problems[i], parts[i], deadline, bounded=i == 0)
 
-        tasks = [asyncio.ensure_future(one(i)) for i in range(len(jobs))]
+        tasks = [asyncio.ensure_future(one(i)) for i in range(len(parts))]
         try:
             return list(await asyncio.gather(*tasks))
         finally:  # after a failure, or when the client disconnects, the other tasks must not continue
@@ -84,19 +75,20 @@ class EvaluateRoute:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _one(self, problem: EvalProblem, job: Generate, deadline: Deadline, *, bounded: bool) -> dict[str, Any]:
-        self.metrics.prompt_tokens.inc(len(job.prompt_ids))
+    async def _one(self, problem: EvalProblem, part: Part, deadline: Deadline, *, bounded: bool) -> dict[str, Any]:
+        metrics = self._policy.metrics
+        metrics.prompt_tokens.inc(len(part.prompt_ids))
         finished: list[Chunk] = []
-        async with aclosing(self.generator.generate(job, live=False, deadline=deadline, bounded=bounded)) as parts:
-            async for part in parts:
-                finished += part
+        with self._policy.draw(Draw([part], evaluation=True), deadline=deadline, live=False, bounded=bounded) as call:
+            async for chunks in call:
+                finished += chunks
         finished.sort(key=lambda chunk: chunk.index)
-        self.metrics.count_tokens(sum(len(chunk.drawn) for chunk in finished))
+        metrics.count_tokens(sum(len(chunk.drawn) for chunk in finished))
         # there may be many long texts: in a thread, so that other requests are answered meanwhile
-        items = await asyncio.to_thread(items_of, problem, finished, self.prompts.model)
+        items = await in_thread(items_of, problem, finished, self._model)
         async with self._judging:
-            scored = await self.scorer.score(items, deadline=deadline, bounded=False)
-        self.metrics.count_scores(scored)
+            scored = await self._rewards.score(items, deadline=deadline)
+        metrics.count_scores(scored)
         return result_of(problem, items, finished, scored)
 
 

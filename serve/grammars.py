@@ -1,57 +1,48 @@
-"""Restricts completions to a JSON schema, a regular expression or a list of choices, with llguidance.
-
-``GrammarChecker`` compiles the grammars of requests in processes that can be killed, before ``Grammars`` does it in the
-model's process.
-"""
+"""Restricts completions to a JSON schema, a regular expression or a list of choices, with llguidance and its limits."""
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import json
 import logging
-import os
-import resource
+import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-
-from grpo_pl.rewards.sandbox.task_queue import Verdict
-from grpo_pl.rewards.sandbox.worker_threads import SandboxSettings, WorkerStartError, WorkerThreads
-from serve import grammar_judge
-from serve.admission import QueueFull
-from serve.errors import ApiError, bad_request
-from serve.grammar_judge import COMPILE_S, MOST_BYTES, Budget, Unusable, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
-
 MAX_GRAMMAR = 1 << 15
 """Most characters of a schema or an expression."""
-CACHE_BYTES = 64 << 20
-"""Most memory of compiled grammars that wait for the next request with the same one."""
-HELD_BYTES = 256 << 20
-"""Most memory of all compiled grammars; while there is no room, those of further requests wait."""
-_RETIRED_BYTES = 8 << 20  # growth after which later requests get a new lexer: it keeps what any of them went through
+COMPILE_S = 2.0
+"""Most seconds of compiling one grammar."""
+LIMITS: dict[str, Any] = {
+    "max_items_in_row": 5_000,
+    "initial_lexer_fuel": 500_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 200_000,
+    "precompute_large_lexemes": True,
+    "verbose_errors": False,
+}
+"""Arguments of ``LLParserLimits``."""
+_BURST_S, _TOKEN_S = 0.05, 0.001
 _THREADS = 2
-_SHORT_S = 0.1  # CPU seconds, which is enough for nearly all grammars
-_MOST_SLOW = 3  # grammars that need longer, at once
-_LATE = ("timeout", "killed")
-_WALL_S = 5.0  # which the process itself should not need, as it bounds its fork
-_MEMORY_MB = 1024  # of a process with llguidance's form of the vocabulary; each grammar is compiled in a fork of it
-_VERDICT_BYTES = 8 << 20  # of verdicts about earlier grammars
+_MOST_MULTIPLE, _MOST_TOGETHER = 1000, 8
+_MESSAGE = 300  # characters of llguidance's own words that reach a client
+_WORDS = {"NoExtensionBias": "no text of the model's tokens matches it"}
+
+
+class Unusable(ValueError):
+    """A grammar that cannot be compiled, or takes too much to follow; the message is for the client."""
 
 
 class Grammar(NamedTuple):
@@ -62,13 +53,6 @@ class Grammar(NamedTuple):
     """A JSON schema, an expression, a JSON list of strings, or rules in llguidance's dialect of Lark."""
     field: str
     """The field of the request that it comes from."""
-    bytes: int = 0
-    """Memory of its compiled form, as the check found out."""
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """Grammars with equal keys have the same compiled form."""
-        return self.kind, self.text
 
 
 def is_available() -> bool:
@@ -76,251 +60,192 @@ def is_available() -> bool:
     return importlib.util.find_spec("llguidance") is not None
 
 
-def vocabulary_data(tokenizer: PreTrainedTokenizerBase, eos_token_ids: Sequence[int]) -> str:
-    """The arguments of ``grammar_judge.vocabulary`` for a tokenizer, as JSON."""
-    backend = json.loads(tokenizer.backend_tokenizer.to_str())  # type: ignore[attr-defined]
-    backend |= {"padding": None, "truncation": None}
-    told = {"tokenizer": json.dumps(backend), "special": list(tokenizer.all_special_ids), "eos": list(eos_token_ids)}
-    return json.dumps(told)
+class CompiledGrammar:
+    """The grammar of one request, and the time that its masks may take: a millisecond per token, and 50 ms that come
+    back as unused. The decoding loop waits for masks, and with it all other completions."""
 
-
-class Compiled:
-    """A compiled grammar; its matchers share one lexer, which grows with what they go through."""
-
-    def __init__(self, size: int) -> None:
-        self.bytes, self.grown, self.broken = size, 0, False
-        self.matcher: Future[Any] = Future()
-        """May raise ``Unusable``."""
-        self.users = 0
-        """Requests that wait for it."""
-
-
-class GrammarMask:
-    """The tokens with which one sequence may continue; a ``TokenMask``.
-
-    Args:
-        compiled: the grammar, whose matcher is copied.
-        budget: the time for all masks of a request.
-    """
-
-    def __init__(self, compiled: Compiled, budget: Budget, resident: Callable[[], int]) -> None:
-        self._matcher, self._compiled = compiled.matcher.result().deep_copy(), compiled
-        self._budget, self._resident = budget, resident
+    def __init__(self, matcher: Any) -> None:
+        self._matcher, self._left = matcher, _BURST_S
         self.error = ""
         """The reason why the grammar turned out too complex while decoding; no token is allowed then."""
 
+    def mask(self) -> GrammarMask:
+        """The mask of one further completion."""
+        return GrammarMask(self, self._matcher.deep_copy())
+
+    def spend(self, seconds: float, *, tokens: int = 0) -> None:
+        """Takes the time that was needed for so many tokens, and sets ``error`` if that was more than is left."""
+        self._left = min(_BURST_S, self._left + tokens * _TOKEN_S) - seconds
+        if self._left < 0:
+            self.error = "finding the tokens with which a text may go on takes too long"
+
+
+class GrammarMask:
+    """The tokens with which one completion may continue; a ``TokenMask``."""
+
+    def __init__(self, grammar: CompiledGrammar, matcher: Any) -> None:
+        self._grammar, self._matcher = grammar, matcher
+
     def allowed(self, vocabulary: int) -> Tensor:
         mask = torch.zeros(vocabulary, dtype=torch.bool)
-        if not self.error:
-            packed = self._within_limits(self._matcher.compute_bitmask)
-            if not self.error:
-                told = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
-                bits = (told.unsqueeze(1) >> torch.arange(8, dtype=torch.uint8) & 1).flatten()[:vocabulary]
-                mask[: len(bits)] = bits.bool()
+        if self._grammar.error:
+            return mask
+        began = time.thread_time()
+        packed = self._matcher.compute_bitmask()
+        self._grammar.spend(time.thread_time() - began)
+        if self._matcher.is_error():  # its mask would let the text end as if the grammar were satisfied
+            self._grammar.error = _first_line(self._matcher.get_error())
+        if not self._grammar.error:
+            told = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+            bits = (told.unsqueeze(1) >> torch.arange(8, dtype=torch.uint8) & 1).flatten()[:vocabulary]
+            mask[: len(bits)] = bits.bool()
         return mask
 
     def accept(self, token: int) -> None:
-        if not self.error and not self._matcher.is_stopped():
-            self._within_limits(self._matcher.consume_token, token, tokens=1)  # also of tokens drawn in an earlier stay
-
-    def _within_limits(self, call: Callable[..., Any], *arguments: Any, tokens: int = 0) -> Any:
-        """Returns the result of ``call``, counts it towards the limits, and sets ``error`` if one is passed."""
-        compiled, before, began = self._compiled, self._resident(), time.thread_time()
-        result = call(*arguments)
-        spent = time.thread_time() - began
-        compiled.grown += max(0, self._resident() - before)
-        try:
-            # the mask of a matcher with an error would let the text end as if the grammar were satisfied
-            if not tokens and self._matcher.is_error():
-                raise Unusable(first_line(self._matcher.get_error()))
-            if compiled.grown > MOST_BYTES:
-                raise Unusable("finding the tokens with which a text may go on takes too much memory")
-            self._budget.spend(spent, tokens)
-        except Unusable as error:
-            self.error, compiled.broken = str(error), True
-        return result
-
-
-class SizedCache(Generic[K, V]):
-    """A dictionary whose values have sizes; when their sum exceeds ``most_bytes``, the least recently used ones go."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self.most_bytes, self.bytes = most_bytes, 0
-        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def get(self, key: K) -> V | None:
-        """The value of ``key``, which counts as used now; None if there is none."""
-        if key not in self._entries:
-            return None
-        self._entries.move_to_end(key)
-        return self._entries[key][0]
-
-    def put(self, key: K, value: V, size: int) -> None:
-        """Adds a value, or changes it and its size; one that is larger than the cache is not kept."""
-        self.discard(key)
-        self._entries[key] = value, size
-        self.bytes += size
-        while self.bytes > self.most_bytes:
-            self.discard(next(iter(self._entries)))
-
-    def clear(self) -> None:
-        """Removes all values."""
-        self._entries.clear()
-        self.bytes = 0
-
-    def discard(self, key: K) -> None:
-        """Removes a value if it is there."""
-        self.bytes -= self._entries.pop(key, (None, 0))[1]
+        if self._grammar.error or self._matcher.is_stopped():
+            return
+        began = time.thread_time()
+        self._matcher.consume_token(token)
+        self._grammar.spend(time.thread_time() - began, tokens=1)
 
 
 class Grammars:
-    """Compiles grammars in threads of the worker, beside the decoding loop, and caches the latest.
-
-    What comes here has been compiled by a ``GrammarChecker`` before, so it takes half a second at most.
-    """
+    """Compiles grammars in threads beside the decoding, each within ``COMPILE_S``, and keeps the latest."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, eos_token_ids: Sequence[int]) -> None:
         self._tokenizer, self._eos = tokenizer, sorted(eos_token_ids)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
         self._vocabulary: Future[Any] | None = None
-        self._live: WeakSet[Compiled] = WeakSet()
-        self.cache: SizedCache[tuple[str, str], Compiled] = SizedCache(CACHE_BYTES)
-        self._resident = _resident_memory()
+        self._late: set[tuple[str, str]] = set()
 
-    def compile(self, grammar: Grammar) -> Compiled | None:
-        """Begins to compile a grammar, or gives the cached form; None while there is no room for it."""
-        compiled = self.cache.get(grammar.key)
-        if compiled is not None and (compiled.broken or compiled.grown > _RETIRED_BYTES):
-            self.cache.discard(grammar.key)
-            compiled = None
-        if compiled is None:
-            held = sum(other.bytes + other.grown for other in self._live)
-            if held and held + grammar.bytes > HELD_BYTES:
-                self.cache.clear()
-                return None
-            if self._vocabulary is None:
-                self._vocabulary = self._threads.submit(self._make_vocabulary)
-            compiled = Compiled(grammar.bytes)
-            compiled.matcher = self._threads.submit(self._compile, grammar, self._vocabulary)
-            self._live.add(compiled)
-        self.cache.put(grammar.key, compiled, compiled.bytes + compiled.grown)
-        compiled.users += 1
-        return compiled
+    def compile(self, grammar: Grammar, tell: Callable[[CompiledGrammar | str], None]) -> None:
+        """Calls ``tell`` in a thread with the compiled grammar, or why it cannot be used."""
+        key, told = (grammar.kind, grammar.text), threading.Event()
 
-    def give_up(self, grammar: Grammar, compiled: Compiled) -> None:
-        """Takes back a request for a grammar; it is not compiled if no other request waits for it."""
-        compiled.users -= 1
-        if not compiled.users and compiled.matcher.cancel():
-            self.cache.discard(grammar.key)
+        def tell_once(result: CompiledGrammar | str) -> None:
+            if not told.is_set():
+                told.set()
+                tell(result)
 
-    def masks(self, compiled: Compiled, count: int) -> list[GrammarMask]:
-        """A mask for each of ``count`` sequences of a request.
+        def late() -> None:
+            self._late.add(key)
+            tell_once(f"the grammar cannot be used: compiling it takes more than {COMPILE_S:g} s.")
 
-        Raises:
-            Unusable: the grammar cannot be compiled.
-        """
-        compiled.users -= 1
-        budget = Budget()
-        return [GrammarMask(compiled, budget, self._resident) for _ in range(count)]
-
-    def _make_vocabulary(self) -> Any:
-        return grammar_judge.vocabulary(**json.loads(vocabulary_data(self._tokenizer, self._eos)))
-
-    def _compile(self, grammar: Grammar, vocabulary: Future[Any]) -> Any:
-        return grammar_judge.compiled(vocabulary.result(), grammar.kind, grammar.text)
-
-
-def _resident_memory() -> Callable[[], int]:
-    """A function that returns the bytes of memory of this process, in microseconds; 0 where the system does not say."""
-    try:
-        file, page = os.open("/proc/self/statm", os.O_RDONLY), resource.getpagesize()
-    except OSError:
-        return lambda: 0
-    return lambda: int(os.pread(file, 64, 0).split()[1]) * page
-
-
-class GrammarChecker:
-    """Compiles grammars in two processes with limits on CPU time and memory; one that passes there needs no more in the
-    model's process.
-
-    Args:
-        tokenizer: the model's.
-        max_queue: grammars that may wait; further ones are refused with 429.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_queue: int) -> None:
-        self._tokenizer, self._max_queue = tokenizer, max_queue
-        self._asking, self._slow, self._one_slow = 0, 0, asyncio.Semaphore(1)
-        self._threads: WorkerThreads | None = None
-        self._verdicts: SizedCache[tuple[str, str], Verdict] = SizedCache(_VERDICT_BYTES)
-
-    async def start(self) -> None:
-        """Starts the processes, if llguidance is installed."""
-        if not is_available():
+        if key in self._late:
+            late()
             return
-        settings = SandboxSettings(
-            judge=str(Path(grammar_judge.__file__).resolve()),
-            data=await asyncio.to_thread(vocabulary_data, self._tokenizer, [self._tokenizer.eos_token_id]),
-            soft_limit_s=0.9 * COMPILE_S,  # of the process that forks and waits
-            hard_limit_s=COMPILE_S,
-            wall_factor=_WALL_S / COMPILE_S,
-            memory_limit_mb=_MEMORY_MB,
-        )
-        self._threads = WorkerThreads(settings)
-        try:
-            await asyncio.to_thread(self._threads.wait_until_ready)
-        except WorkerStartError as error:  # tried again with each grammar
-            log.warning("grammars cannot be checked: %s", error)
+        if self._vocabulary is None:
+            self._vocabulary = self._threads.submit(vocabulary, self._tokenizer, self._eos)
+        timer = threading.Timer(COMPILE_S, late)
+        timer.daemon = True
 
-    def close(self) -> None:
-        """Ends the processes."""
-        if self._threads is not None:
-            self._threads.close()
-
-    async def check(self, grammar: Grammar) -> Grammar:
-        """The grammar with the size of its compiled form; cancelling it ends a check within ``COMPILE_S`` CPU seconds.
-
-        Raises:
-            QueueFull: too many checks wait (429).
-            ApiError: it cannot be used (400), or nothing could be found out about it (500).
-        """
-        verdict = self._verdicts.get(grammar.key)
-        if verdict is None:
-            verdict = await self._ask(json.dumps(grammar.key))
-            if verdict.status in ("ok", "wrong", "timeout"):
-                self._verdicts.put(grammar.key, verdict, len(json.dumps(grammar.key)) + len(verdict.detail))
-        if verdict.status == "ok":
-            return grammar._replace(bytes=int(verdict.detail))
-        if verdict.status in ("unavailable", "crashed"):
-            raise ApiError(500, f"grammars cannot be checked: {verdict.detail}", code="worker_error")
-        why = f"compiling it takes more than {COMPILE_S:g} s" if verdict.status in _LATE else verdict.detail.rstrip(".")
-        raise bad_request(grammar.field, f"the grammar cannot be used: {why}.")
-
-    async def _ask(self, grammar: str) -> Verdict:
-        """Gives a grammar a short time, and a longer one to those that need it, one after the other: so one process is
-        always left for all others."""
-        if self._asking >= self._max_queue:
-            raise QueueFull(self._asking)
-        self._asking += 1
-        try:
-            verdict = await self._judged(_SHORT_S, grammar)
-            if verdict.status not in _LATE:
-                return verdict
-            if self._slow >= _MOST_SLOW:
-                message = "several grammars that take long to compile are being checked; try again shortly."
-                raise ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
-            self._slow += 1
+        def work() -> None:
             try:
-                async with self._one_slow:
-                    return await self._judged(1.1 * COMPILE_S, grammar)
+                tell_once(CompiledGrammar(self._matcher(key)))
+            except Unusable as error:
+                tell_once(f"the grammar cannot be used: {str(error).rstrip('.')}.")
+            except Exception as error:  # llguidance may raise anything on a client's text
+                log.exception("a grammar failed")
+                tell_once(f"the grammar cannot be used: {type(error).__name__}.")
             finally:
-                self._slow -= 1
-        finally:
-            self._asking -= 1
+                timer.cancel()
 
-    async def _judged(self, limit_s: float, grammar: str) -> Verdict:
-        assert self._threads is not None, "grammars are refused where llguidance is missing"
-        return await asyncio.wrap_future(self._threads.submit((f"{limit_s}", grammar)))
+        timer.start()
+        self._threads.submit(work)
+
+    def _matcher(self, key: tuple[str, str]) -> Any:
+        """A matcher of its own for each request: copies share a lexer, which grows with what they go through."""
+        assert self._vocabulary is not None
+        return compiled(self._vocabulary.result(), *key)
+
+
+def vocabulary(tokenizer: PreTrainedTokenizerBase, eos: Sequence[int]) -> Any:
+    """llguidance's form of a tokenizer.
+
+    Raises:
+        Unusable: a tokenizer whose tokens llguidance cannot read.
+    """
+    from llguidance import LLTokenizer
+
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())  # type: ignore[attr-defined]
+    text = json.dumps(backend | {"padding": None, "truncation": None})
+    try:
+        return LLTokenizer(text, eos_token=list(eos))
+    except ValueError:  # llguidance reads byte-level tokenizers and those with a byte fallback
+        return LLTokenizer(_PlainVocabulary(text, list(tokenizer.all_special_ids), list(eos)), eos_token=list(eos))  # type: ignore[arg-type]
+
+
+class _PlainVocabulary:
+    """Wraps a tokenizer whose tokens are named by their own text, for llguidance."""
+
+    is_tokenizer_wrapper = True
+
+    def __init__(self, tokenizer: str, special: list[int], eos: list[int]) -> None:
+        from tokenizers import Tokenizer
+
+        self._tokenizer = Tokenizer.from_str(tokenizer)
+        self.eos_token_id, self.bos_token_id, self.special_token_ids = eos[0], None, special
+        names = [self._tokenizer.id_to_token(i) or "" for i in range(self._tokenizer.get_vocab_size())]
+        self.tokens = [b"" if i in set(special) else name.encode() for i, name in enumerate(names)]
+        probe = "Is 1 + 1 = 2?"
+        if b"".join(self.tokens[i] for i in self(probe)).decode() != probe:
+            raise Unusable("structured outputs do not work with the model's tokenizer")
+
+    def __call__(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def compiled(vocabulary: Any, kind: str, text: str) -> Any:
+    """A matcher of the grammar that has its first mask.
+
+    Raises:
+        Unusable: it cannot be compiled, or exceeds ``LIMITS``.
+    """
+    from llguidance import LLMatcher, LLParserLimits
+
+    try:
+        source = _source(kind, text)
+    except ValueError as error:
+        raise Unusable(_first_line(str(error))) from None
+    matcher = LLMatcher(vocabulary, source, log_level=0, limits=LLParserLimits(**LIMITS))
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        raise Unusable(_first_line(matcher.get_error()))
+    return matcher
+
+
+def _check_schema(schema: Any) -> None:
+    """Refuses parts of a schema that ``LIMITS`` do not bound: llguidance would take minutes and gigabytes for them."""
+    if isinstance(schema, dict):
+        multiple, all_of = schema.get("multipleOf"), schema.get("allOf")
+        if isinstance(multiple, int | float) and multiple > _MOST_MULTIPLE:
+            raise Unusable(f"multipleOf may be at most {_MOST_MULTIPLE}")
+        if isinstance(all_of, list) and len(all_of) > _MOST_TOGETHER:
+            raise Unusable(f"allOf may have at most {_MOST_TOGETHER} members")
+    for each in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        _check_schema(each)
+
+
+def _source(kind: str, text: str) -> str:
+    from llguidance import LLMatcher
+
+    if kind == "regex":
+        return str(LLMatcher.grammar_from_regex(text))
+    if kind == "lark":
+        return str(LLMatcher.grammar_from_lark(text))
+    if kind == "choice":
+        choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(text))
+        return str(LLMatcher.grammar_from_lark(f"start: {choices}"))
+    try:
+        _check_schema(json.loads(text))
+    except RecursionError:
+        raise Unusable("the schema nests too deeply") from None
+    # at most one blank between the parts: small models would fill a completion with them
+    return str(LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": " ?"}))
+
+
+def _first_line(message: str) -> str:
+    """The first line of one of llguidance's messages, shortened."""
+    lines = message.strip().splitlines() or ["it cannot be compiled"]
+    return _WORDS.get(lines[0], lines[0])[:_MESSAGE]

@@ -34,7 +34,6 @@ class ServerMetrics:
         self._rewards = Counter("reward_statuses", "Scores given.", ["reward", "status"], **counted)
         self.running = Gauge("running_sequences", "Completions that have a slot of the batch.", **counted)
         self.waiting = Gauge("waiting_requests", "Requests in line for a slot of the batch.", **counted)
-        self.versions = Gauge("weights_versions", "Versions of the weights in memory.", **counted)
         self.open = Gauge("open_buffers", "Requests that a worker is busy with or has answers for.", **counted)
         self._rate = Gauge("tokens_per_second", f"Completion tokens over the last {_RATE_WINDOW_S:g} s.", **counted)
         self._rate.set_function(self._tokens_per_second)

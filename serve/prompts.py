@@ -1,4 +1,4 @@
-"""Encodes messages and texts as prompt tokens, with the template of the policy's training, also for ``/tokenize``."""
+"""``Prompts``: encodes messages and texts as prompt tokens, with the template of the policy's training."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-
-from fastapi import Response
 
 from grpo_pl.environments.call_reader import CallReader
 from grpo_pl.environments.tool_calls import Call
@@ -18,17 +16,19 @@ from grpo_pl.rollout.decoding import row_keys
 from grpo_pl.rollout.native.continuous import SequenceOptions
 from grpo_pl.rollout.processors import LogitOptions
 from grpo_pl.types import SampleKey, SamplingParams
+from serve.bodies import in_thread
 from serve.conversations import Conversation, Renderer
-from serve.errors import ApiError, bad_request, check_model, json_response
-from serve.generate_worker import Generate
+from serve.errors import ApiError, bad_request
 from serve.grammars import MAX_GRAMMAR, Grammar
-from serve.schemas import DetokenizeRequest, EvalProblem, Sampling, TokenizeRequest
+from serve.messages import Part
+from serve.schemas import EvalProblem, Sampling
 from serve.settings import MAX_TOKENS
 
 _SCALARS = ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p", "min_tokens")
 _LONG = 2000  # characters from which encoding would delay other requests noticeably
 _SLICE = 1 << 14  # characters scanned, and …
 _PER_CALL = 1 << 10  # … new ones tokenised, before other threads can run
+_PER_CUT = 8  # tokens that cutting a text in two may add
 _CHARS_PER_TOKEN = 64  # no text with more characters than this per token of context can fit
 
 
@@ -54,19 +54,18 @@ class Prompts:
                 long (400).
         """
         conversation, schemas = Conversation.of(messages), [tool.for_template for tool in tools]
-        calls = [
-            self._renderer.call_text(Call(called.function.name, called.arguments))
-            for message in messages
-            for called in message.tool_calls
-        ]
-        said = [*(message.text for message in messages), *calls]
-        described = self._renderer.tools_text(schemas)
+        said = "".join(message.text for message in messages)
 
         def encode() -> list[int]:
-            self.check_characters(described, "tools")
-            return self._renderer.tokens(conversation, schemas, prefill=prefill)
+            with self._renderer.time_limit():
+                for message in messages:
+                    for called in message.tool_calls:
+                        call = Call(called.function.name, called.arguments)
+                        self.check_characters(self._renderer.call_text(call), "messages")
+                self.check_characters(self._renderer.tools_text(schemas), "tools")
+                return self._renderer.tokens(conversation, schemas, prefill=prefill)
 
-        return await self._encode("".join(said), encode, "messages", more=len(described))
+        return await self._encode(said, encode, "messages", slow=bool(schemas) or self._renderer.runs_template)
 
     def reader(self, tools: Sequence[FunctionTool], *, several: bool) -> CallReader:
         """A new reader that separates calls of these tools from text, for one answer."""
@@ -98,8 +97,8 @@ class Prompts:
 
     async def evaluations(
         self, problems: Sequence[EvalProblem], sampling: Sampling, *, seed: int, name: Callable[[int], str]
-    ) -> list[Generate]:
-        """The drawing job of each problem; its question becomes a prompt as in training.
+    ) -> list[Part]:
+        """The prompt of each problem, whose question is written as in training.
 
         Args:
             name: index of a problem -> its name in error messages.
@@ -107,7 +106,7 @@ class Prompts:
         Raises:
             ApiError: an unknown character, a problem that is too long, or a token id that the model lacks (400).
         """
-        logits, jobs, tokenizer = self.logits(sampling), [], self.model.tokenizer
+        logits, parts, tokenizer = self.logits(sampling), [], self.model.tokenizer
         for i, problem in enumerate(problems):
             asked = problem.asked
             text = asked if isinstance(asked, str) else "\n".join(str(message["content"]) for message in asked)
@@ -115,10 +114,9 @@ class Prompts:
                 ids = await self._encode(text, partial(self.model.template.encode, asked, tokenizer), name(i))
             except ValueError as error:  # a conversation that the template has no form for
                 raise bad_request(name(i), str(error)) from error
-            job = self.job(ids, sampling, logits, seed=seed, templated=True, prompt_id=problem.id)
-            jobs.append(replace(job, evaluation=True))
+            parts.append(self.part(ids, sampling, logits, seed=seed, templated=True, prompt_id=problem.id))
             await asyncio.sleep(0)  # lets the event loop serve other requests
-        return jobs
+        return parts
 
     async def from_raw(self, prompt: str | Sequence[int]) -> list[int]:
         """Tokens of a prompt that is used without the template.
@@ -144,7 +142,7 @@ class Prompts:
         options = LogitOptions(logit_bias=bias, bad_words=words, **{n: getattr(request, n) for n in _SCALARS})
         return None if options == LogitOptions() else options
 
-    def job(
+    def part(
         self,
         prompt_ids: list[int],
         request: Sampling,
@@ -153,8 +151,8 @@ class Prompts:
         seed: int,
         templated: bool,
         prompt_id: int | str | None = None,
-    ) -> Generate:
-        """The drawing job of a prompt; where the client gives no value, it uses those of training.
+    ) -> Part:
+        """A prompt with its keys and options; where the client gives no value, it uses those of training.
 
         Args:
             logits: from ``logits``, which is the same for all prompts of a request.
@@ -186,7 +184,7 @@ class Prompts:
         if request.max_thinking_tokens is None and templated and isinstance(trained.thinking_budget, int):
             sampling = replace(sampling, thinking_budget=trained.thinking_budget)
         keys = row_keys([sample_keys(prompt_ids, seed=seed, n=request.n, prompt_id=prompt_id)])
-        return Generate(prompt_ids, keys, SequenceOptions(sampling=sampling, logits=logits))
+        return Part(prompt_ids, keys, SequenceOptions(sampling=sampling, logits=logits))
 
     def check_ids(self, tokens: Sequence[int], param: str) -> None:
         """Refuses token ids that the model does not have.
@@ -208,21 +206,41 @@ class Prompts:
         differs = len(spaced) == len(plain) and spaced[0] != plain[0]
         return [plain, spaced] if differs else [plain]
 
-    async def _encode(self, text: str, encode: Callable[[], list[int]], param: str, *, more: int = 0) -> list[int]:
-        """Checks a text and encodes it, a long one in a thread.
-
-        Args:
-            more: characters that ``encode`` adds to the text and checks itself.
-        """
-        context, size = self.model.context, len(text) + more
-        if context is not None and size > context * _CHARS_PER_TOKEN:
-            raise self._too_long(f"{size} characters", param)
+    async def _encode(self, text: str, encode: Callable[[], list[int]], param: str, *, slow: bool = False) -> list[int]:
+        """Checks a text and encodes it; what may take long is done in a thread."""
+        context = self.model.context
+        if context is not None and len(text) > context * _CHARS_PER_TOKEN:
+            raise self._too_long(f"{len(text)} characters", param)
 
         def work() -> list[int]:
             self.check_characters(text, param)
+            self._check_size(text, param)
             return self._check_tokens(encode(), param)
 
-        return await asyncio.to_thread(work) if size > _LONG else work()
+        return await in_thread(work) if slow or len(text) > _LONG else work()
+
+    def _check_size(self, text: str, param: str) -> None:
+        """Refuses a long text once its first pieces have more tokens than the context: to encode all of it at once
+        would take half a kilobyte per character."""
+        context, tokens = self.model.context, 0
+        if context is None or len(text) < 2 * _SLICE:
+            return
+        for first in range(0, len(text), _SLICE):
+            piece = text[first : first + _SLICE]
+            tokens += len(self.model.tokenizer(piece, add_special_tokens=False).input_ids) - _PER_CUT
+            if tokens > context:
+                raise self._too_long(f"more than {context} tokens", param)
+
+    def of_text(self, text: str, special: bool) -> list[int]:
+        """The tokens of a text for ``/tokenize``.
+
+        Raises:
+            ApiError: it is too long, or has a character that the tokenizer does not know (400).
+        """
+        if len(text) > MAX_TOKENS:
+            raise bad_request("prompt", f"give at most {MAX_TOKENS:,} characters.")
+        self.check_characters(text, "prompt")
+        return list(self.model.tokenizer(text, add_special_tokens=special).input_ids)
 
     def check_characters(self, text: str, param: str) -> None:
         """Refuses a text with a character that the tokenizer would drop or replace.
@@ -271,39 +289,3 @@ def sample_keys(prompt_ids: Sequence[int], *, seed: int, n: int, prompt_id: int 
     else:
         name = prompt_id if isinstance(prompt_id, int) else row_key("id", prompt_id)
     return [SampleKey(seed=seed, split="predict", step=0, attempt=0, prompt_id=name, sample=i) for i in range(n)]
-
-
-class TokenRoutes:
-    """``/tokenize`` and ``/detokenize``, in vLLM's format."""
-
-    def __init__(self, prompts: Prompts) -> None:
-        self._prompts = prompts
-
-    async def tokenize(self, body: TokenizeRequest) -> Response:
-        model = self._prompts.model
-        check_model(body.model, self._prompts.model.name)
-        if body.messages is not None:
-            ids = await self._prompts.from_messages(body.messages, body.tools)
-        else:
-            ids = await asyncio.to_thread(self._text, str(body.prompt), special=body.add_special_tokens)
-
-        def answer() -> Response:
-            names = model.tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
-            return json_response(
-                {"count": len(ids), "max_model_len": model.context, "tokens": ids, "token_strs": names}
-            )
-
-        return await asyncio.to_thread(answer)
-
-    async def detokenize(self, body: DetokenizeRequest) -> Response:
-        check_model(body.model, self._prompts.model.name)
-        self._prompts.check_ids(body.tokens, "tokens")
-        tokenizer = self._prompts.model.tokenizer
-        text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
-        return json_response({"prompt": str(text)})
-
-    def _text(self, text: str, *, special: bool) -> list[int]:
-        if len(text) > MAX_TOKENS:
-            raise bad_request("prompt", f"give at most {MAX_TOKENS:,} characters.")
-        self._prompts.check_characters(text, "prompt")
-        return list(self._prompts.model.tokenizer(text, add_special_tokens=special).input_ids)

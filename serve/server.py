@@ -1,241 +1,354 @@
-"""``Server``: starts and ends the thread that answers HTTP and the worker processes behind it."""
+"""``PolicyServer``: the LitServer of ``grpo-pl serve``, with a trained policy, its rewards, and evaluation."""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import errno
+import gc
+import json
 import logging
+import multiprocessing
+import os
+import resource
+import signal
 import socket
-import threading
+import string
+import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
-from functools import partial
-from multiprocessing.connection import wait
-from queue import Empty, SimpleQueue
+import types
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import Any
 
-import psutil
-import uvicorn
-from fastapi import FastAPI
+import litserve
+from fastapi import FastAPI, Response
+from litserve.utils import WorkerSetupStatus
 
-from serve.errors import ApiError, Refusal, shutting_down, worker_lost
-from serve.litserve_adapter import WorkerProcess, launch
-from serve.protocol import ACCEPTED_AT_ONCE, BoundedProtocol, ConnectionLimit, Handshake, connection_limit
-from serve.worker_client import WorkerClient
+from grpo_pl.policy.loading import choose_device
+from grpo_pl.policy.trained import ServedModel
+from grpo_pl.processes import resource_limits
+from grpo_pl.processes.malloc import give_back_memory, share_arenas
+from grpo_pl.processes.variables import reduced_to
+from serve.calls import Deadline
+from serve.completions import CHAT
+from serve.errors import ApiError, check_model, install_handlers, json_response, worker_lost
+from serve.evaluation import EvaluateRoute
+from serve.follow import first_checkpoint
+from serve.messages import Draw
+from serve.middleware import middlewares
+from serve.pages import page
+from serve.policy import PolicyAPI
+from serve.rewards import RewardAPI
+from serve.schemas import ChatRequest, EvaluateRequest
+from serve.scoring import group_objective
+from serve.settings import ServeSettings
+from serve.worker import WorkerAPI, served_model
 
 log = logging.getLogger(__name__)
 
-_GRACE_S = 30.0  # for requests in flight, after SIGTERM
-_WORKER_EXIT_S = 5.0  # for a worker to end once its connection is closed
-_BACKLOG = 1024  # connections that the kernel holds until they are accepted
-_LOST_WORKER_S = 1.5  # between the loss of a worker and the end of the server, so that probes and clients notice it
+_GRACE_S = 30  # for requests in flight, after SIGTERM
+_LOST_S = 1.0  # between the loss of a worker and the end of the server, so that probes and clients notice it
+_GIVE_BACK_S = 10.0  # between two returns of freed memory to the system
+_CONNECTIONS = 1024  # or fewer, where the limit on open files is lower
+_RESERVE = 64  # descriptors for everything but connections
+_WARM_UP_CHARS = 16
+_ROUTES = [
+    ("POST", CHAT, "OpenAI chat, streaming and not"),
+    ("POST", "/v1/completions", "the same for plain prompts"),
+    ("POST", "/tokenize", "text or messages to token ids"),
+    ("POST", "/detokenize", "token ids to text"),
+    ("POST", "/v1/score", "the checkpoint's rewards over given completions"),
+    ("POST", "/v1/evaluate", "generate, score, pass@k and maj@k with intervals"),
+    ("GET", "/v1/models", "the model's name"),
+    ("GET", "/v1/models/{id}", "the same for one"),
+    ("GET", "/health", "the workers are alive (no key needed)"),
+    ("GET", "/ready", "requests are taken"),
+    ("GET", "/metrics", "Prometheus metrics"),
+    ("GET", "/", "a page to try it out"),
+]
 
 
-class Server:
-    """The HTTP thread and the worker processes.
+class PolicyServer(litserve.LitServer):
+    """Serves a trained policy and its rewards.
 
     Args:
-        workers: each with the client through which routes use it.
-        warm_up: run on the event loop of the HTTP thread before the server counts as ready.
-        on_ready: called when the server is ready, with the port.
-        on_stop: called on the event loop when the server is told to stop, with a function that makes the error for
-            refused requests.
+        settings: the options of ``grpo-pl serve``.
+
+    Raises:
+        ValueError: there is no model, or it cannot be served.
     """
 
-    def __init__(
-        self,
-        workers: Sequence[tuple[WorkerProcess, WorkerClient]],
-        *,
-        warm_up: Callable[[], Coroutine[Any, Any, None]],
-        on_ready: Callable[[int], None],
-        on_stop: Callable[[Callable[[], ApiError]], None],
-    ) -> None:
-        self._workers = [worker for worker, _ in workers]
-        self._clients = [client for _, client in workers]
-        refusals: dict[int | str, dict[str, Any]] = {"4XX": {"model": Refusal}}
-        self.app = FastAPI(title="grpo_pl", openapi_url="", redirect_slashes=False, responses=refusals)
-        self._warm_up, self._on_ready, self._on_stop = warm_up, on_ready, on_stop
-        self._stopping, self._warm = threading.Event(), False
-        self._serving = False
-        self._stop_requests: SimpleQueue[None] = SimpleQueue()  # not an `Event`, see `stop`
-        self._http_thread: threading.Thread | None = None
-        self._processes: list[Any] = []
-        self._worker_sockets: list[socket.socket] = []
-        self._worker_lost = False
-        self._refused = 0  # accepted requests, or parts of them, that were refused because the server ends
+    def __init__(self, settings: ServeSettings) -> None:
+        self.settings, self.began = settings, time.time()
+        path = settings.model if settings.follow is None else first_checkpoint(settings.follow)
+        assert path is not None  # the settings are checked
+        model = served_model(path, trust_rewards=settings.trust_rewards)
+        if settings.served_model_name is not None:
+            model = replace(model, name=settings.served_model_name)
+        _ = model.tools  # mistakes show here
+        limits: dict[str, Any] = {"max_queue": settings.max_queue, "deadline": settings.deadline}
+        follow = settings.follow is not None
+        self.policy_api = PolicyAPI(model, max_completions=settings.max_batch_size, follow=follow, **limits)
+        self.reward_api = RewardAPI(model, **limits)
+        self.policy, self.rewards = self.policy_api.spec, self.reward_api.spec
+        self.metrics = self.rewards.metrics = self.policy.metrics
+        self.policy.add_route("/v1/evaluate", EvaluateRequest, EvaluateRoute(self.policy, self.rewards).evaluate)
+        self.model: ServedModel = model
+        self._warm = False
+        self._lost = multiprocessing.RawValue(ctypes.c_bool, False)  # set by the HTTP process, read by the first one
+        kind, _, number = choose_device(settings.device).partition(":")
+        super().__init__(
+            [self.policy_api, self.reward_api],
+            accelerator=kind,  # type: ignore[arg-type]
+            devices=[int(number or 0)] if kind == "cuda" else 1,  # type: ignore[arg-type]
+            timeout=False,
+            middlewares=middlewares(settings, self.metrics.observe),
+            disable_openapi_url=True,
+        )
+        self.uvicorn_graceful_timeout = _GRACE_S
+        self.monitor_internal = 3600  # this server watches its workers itself
+        self._add_routes()
 
-    @property
-    def ready(self) -> bool:
-        """True while all workers run, the warm-up is done, and the server has not been told to stop."""
-        if self._worker_lost or not self._warm or self._stopping.is_set():
-            return False
-        return not any(_is_stopped(worker.pid) for worker in self._processes)
+    def setup_auth(self, lit_api: Any = None) -> Any:
+        """The key of all routes is asked for in the middleware."""
+        return _nothing
 
-    def stop(self) -> None:
-        """Makes :meth:`serve` return; may be called in signal handlers.
+    def _add_routes(self) -> None:
+        routes = self.app.router.routes
+        routes[:] = [route for route in routes if getattr(route, "path", "") != "/"]  # LitServe's own page
+        for method, path, handler in [
+            ("GET", "/v1/models", self._models),
+            ("GET", "/v1/models/{id:path}", self._one_model),
+            ("GET", "/ready", self._ready),
+            ("GET", "/metrics", self._metrics),
+            ("GET", "/", page),
+        ]:
+            self.app.add_api_route(path, handler, methods=[method])
+        install_handlers(self.app)
+
+    # --- routes -----------------------------------------------------------------------------------------------------
+
+    async def _ready(self) -> Response:
+        if not self._warm or not (self.policy.is_alive and self.rewards.is_alive):
+            raise ApiError(503, "not ready: starting, stopping, or a worker was lost.", code="not_ready")
+        told = {"status": "ready", "weights": self.policy.version}
+        return json_response(told | ({"error": self.policy.not_followed} if self.policy.not_followed else {}))
+
+    async def _models(self) -> Response:
+        return json_response({"object": "list", "data": [self._model_entry()]})
+
+    async def _one_model(self, id: str) -> Response:
+        check_model(id, self.model.name)
+        return json_response(self._model_entry())
+
+    def _model_entry(self) -> dict[str, Any]:
+        return {
+            "id": self.model.name,
+            "object": "model",
+            "created": int(self.began),
+            "owned_by": "grpo_pl",
+            "context_length": self.model.context,
+            "max_model_len": self.model.context,  # vLLM's name
+            "max_completion_length": self.model.sampling.max_completion_length,
+            "temperature": self.model.sampling.temperature,
+            "objective": group_objective(self.model.algorithm).trained or None,
+            "example": next(iter(self.model.examples), None),
+        }
+
+    async def _metrics(self) -> Response:
+        policy = self.policy
+        self.metrics.running.set(policy.running)
+        self.metrics.waiting.set(policy.waiting(evaluation=False) + policy.waiting(evaluation=True))
+        self.metrics.open.set(len(policy.calls) + len(self.rewards.calls))
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    # --- start and end ----------------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Serves until a signal tells it to stop.
 
         Raises:
-            KeyboardInterrupt: :meth:`serve` has not been called yet.
+            ValueError: the port is taken, or a worker did not start for a reason that its user can put right.
+            ChildProcessError: a worker did not start or was lost.
         """
-        if not self._serving:
-            raise KeyboardInterrupt
-        self._stop_requests.put(None)  # an `Event` would wait for itself if another signal interrupts it
-
-    def serve(self, sockets: list[socket.socket], **tls: Any) -> None:
-        """Starts the workers, serves on ``sockets`` until told to stop, and ends the workers.
-
-        Raises:
-            ValueError: a worker did not start, for a reason that its user can put right.
-            ChildProcessError: a worker did not start or was lost, or requests were refused at the end.
-        """
-        self._serving = True
-        try:
-            for worker in self._workers:
-                process, end = launch(worker)
-                self._processes.append(process)
-                self._worker_sockets.append(end)
-            self._await_workers()
-            self._start_http(sockets, **tls)
-            self._stop_requests.get()
-        finally:
-            self._shut_down()
-        if self._worker_lost:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _stop)
+        os.register_at_fork(after_in_child=_default_signals)
+        with _bound(self.settings) as listener:
+            self._listener = listener
+            try:
+                self.run(
+                    port=8000,  # of no effect beside a socket that is bound already
+                    num_api_servers=1,
+                    log_level="warning",
+                    generate_client_file=False,
+                    fd=listener.fileno(),
+                    http=self.settings.http,
+                    ws="none",
+                    access_log=False,
+                    server_header=False,
+                    limit_concurrency=_most_connections(),
+                    **self.settings.tls,
+                )
+            finally:
+                self._end_all()
+        if self._lost.value:
             raise ChildProcessError("a worker process was lost. Start the server again.")
-        if self._refused:
-            raise ChildProcessError(f"ended with {self._refused} requests or parts of them refused.")
 
-    def _await_workers(self) -> None:
-        while not all(worker.ready for worker in self._workers):
-            failed = not all(process.is_alive() for process in self._processes)
-            if complaint := next((worker.complaint for worker in self._workers if worker.complaint), ""):
-                raise ValueError(complaint)
+    def launch_inference_worker(self, lit_api: WorkerAPI) -> list[Any]:
+        """Starts a worker with the listed variables only, and without what started the server."""
+        lit_api.share_complaint()
+        with _bare_main(), reduced_to(lit_api.environment()):
+            return list(super().launch_inference_worker(lit_api))
+
+    def verify_worker_status(self) -> None:
+        """Waits until all workers are ready.
+
+        Raises:
+            ValueError: one did not start, for a reason that its user can put right.
+            ChildProcessError: one did not start.
+        """
+        while any(status != WorkerSetupStatus.READY for status in self.workers_setup_status.values()):
+            failed = not all(worker.is_alive() for worker in self.inference_workers)
+            for lit_api in (self.policy_api, self.reward_api):
+                if complaint := lit_api.complaint.value.decode(errors="ignore"):
+                    raise ValueError(complaint)
             if failed:
                 raise ChildProcessError("a worker could not start; its message is above.")
-            with suppress(Empty):
-                self._stop_requests.get(timeout=0.02)
-                raise KeyboardInterrupt
+            time.sleep(0.02)
 
-    # --- HTTP -------------------------------------------------------------------------------------------------------
+    def _end_all(self) -> None:
+        """Ends what LitServe leaves behind where the start failed."""
+        for worker in getattr(self, "inference_workers", ()):
+            worker.kill()
+        if self.transport_config.manager is not None:
+            self.transport_config.manager.shutdown()
 
-    def _start_http(self, sockets: list[socket.socket], **tls: Any) -> None:
-        self._connections = ConnectionLimit(connection_limit())
-        config = uvicorn.Config(
-            self.app,
-            http=partial(BoundedProtocol, limit=self._connections),  # type: ignore[arg-type]  # uvicorn only calls it
-            ws="none",
-            backlog=ACCEPTED_AT_ONCE,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=int(_GRACE_S + 2.0),
-            **tls,
-        )
-        config.load()  # raises here if the certificate cannot be used
-        if config.ssl is not None:
-            config.http_protocol_class = partial(Handshake, limit=self._connections, context=config.ssl)  # type: ignore[assignment]
-            config.ssl = None
-        self._uvicorn = uvicorn.Server(config)
-        self._http_thread = threading.Thread(target=self._serve_http, args=(sockets,), name="http")
-        self._http_thread.start()
-        while not self._uvicorn.started and self._http_thread.is_alive():
-            time.sleep(0.01)
-        if not self._uvicorn.started:
-            raise ChildProcessError("the HTTP thread ended at its start; its message is above.")
-        for listener in sockets:
-            listener.listen(_BACKLOG)  # asyncio's own backlog also limits how many it accepts at once
-        threading.Thread(target=self._watch_workers, name="worker-watch", daemon=True).start()
-        asyncio.run_coroutine_threadsafe(self._warm_up(), self._loop).result()
-        self._warm = True
-        self._on_ready(sockets[0].getsockname()[1])
+    @asynccontextmanager
+    async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        """In the HTTP process: watches the workers, and says when the server is ready."""
+        parent, loop = os.getppid(), asyncio.get_running_loop()
+        resource_limits.end_with_parent(parent)  # it would answer on if the first process were killed
+        sys.setswitchinterval(0.001)  # the event loop runs sooner while threads read large bodies
 
-    def _serve_http(self, sockets: list[socket.socket]) -> None:
-        async def run() -> None:
-            self._loop = asyncio.get_running_loop()
-            for client, end in zip(self._clients, self._worker_sockets, strict=True):
-                await self._loop.create_unix_connection(lambda client=client: client, sock=end)  # type: ignore[misc]
-            await self._uvicorn.serve(sockets)
+        def lose(sentinel: int) -> None:
+            loop.remove_reader(sentinel)
+            log.error("a worker process ended; the server ends too.")
+            self._lost.value = True
+            for spec in (self.policy, self.rewards):
+                spec.fail_all(worker_lost)
+            loop.call_later(_LOST_S, os.kill, parent, signal.SIGTERM)
 
+        async with super().lifespan(app):
+            for worker in self.inference_workers:
+                loop.add_reader(worker.sentinel, lose, worker.sentinel)
+            tasks = [asyncio.create_task(self._begin()), asyncio.create_task(_give_back_memory())]
+            yield
+            self._warm = False
+            for task in tasks:
+                task.cancel()
+
+    async def _begin(self) -> None:
+        """Draws a first completion, because libraries load many modules on first use, and says where the server is."""
+        printable = string.printable.split()[0]
+        text = "".join(filter(self.policy.prompts.known(printable).__contains__, printable))[:_WARM_UP_CHARS]
+        body = ChatRequest.model_validate({"messages": [{"role": "user", "content": text}], "max_tokens": 2, "seed": 0})
         try:
-            with asyncio.Runner(loop_factory=self._uvicorn.config.get_loop_factory()) as runner:
-                runner.run(run())
-        finally:
-            self._stop_requests.put(None)
+            ids = await self.policy.prompts.from_messages(body.messages)
+            part = self.policy.prompts.part(ids, body, None, seed=0, templated=True)
+            with self.policy.draw(Draw([part]), deadline=Deadline(self.settings.deadline), live=False) as call:
+                async for _ in call:
+                    pass
+        except ApiError as error:
+            log.warning("a first chat failed: %s", error.message)
+        gc.collect()
+        gc.freeze()  # the garbage collector stops everything for a third of a second to look at what imports have made
+        while not self._listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            await asyncio.sleep(0.01)
+        self._warm = True
+        self._say_ready(self._listener.getsockname()[1])
 
-    def _shut_down(self) -> None:
-        """Takes no new connections, finishes running requests, refuses waiting ones, and then ends the workers."""
-        self._stopping.set()
-        if self._http_thread is not None:
-            if self._http_thread.is_alive():
-                self._loop.call_soon_threadsafe(self._stop_accepting)
-            self._uvicorn.should_exit = True
-            self._http_thread.join(_GRACE_S + 5.0)
-        for worker_socket in self._worker_sockets:
-            worker_socket.close()
-        for process in self._processes:
-            process.join(_WORKER_EXIT_S if self._warm else 0.0)
-            if process.is_alive():  # workers ignore SIGTERM, see `end_with_parent`
-                process.kill()
-                process.join()
-
-    def _stop_accepting(self) -> None:
-        self._connections.close()
-        self._on_stop(self._refusal)
-        self._loop.call_later(_GRACE_S, self._fail_all, self._refusal)
-
-    def _refusal(self) -> ApiError:
-        self._refused += 1
-        return shutting_down()
-
-    def _fail_all(self, reason: Callable[[], ApiError]) -> None:
-        for client in self._clients:
-            client.fail_all(reason)
-
-    # --- workers ----------------------------------------------------------------------------------------------------
-
-    def _watch_workers(self) -> None:
-        closed = wait([process.sentinel for process in self._processes])
-        if self._stopping.is_set():
-            return
-        self._worker_lost = True
-        gone = next(process for process in self._processes if process.sentinel in closed)
-        gone.join(5.0)  # its pipe closes shortly before the process has ended
-        log.error("worker process %s ended with code %s; the server ends too.", gone.pid, gone.exitcode)
-        self._loop.call_soon_threadsafe(self._fail_all, worker_lost)
-        time.sleep(_LOST_WORKER_S)
-        self.stop()
+    def _say_ready(self, port: int) -> None:
+        settings, model = self.settings, self.model
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+        scheme = "http" if settings.ssl_certfile is None else "https"
+        address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        key = ' -H "Authorization: Bearer $GRPO_PL_API_KEY"' if settings.api_key else ""
+        problem = model.examples[0]["problem"] if model.examples else "1+1="
+        message = {"model": model.name, "messages": [{"role": "user", "content": problem}]}
+        lines = [
+            f"{model.name} ({model.source}) is served at {address} after {time.time() - self.began:.1f} s.",
+            *(f"  {method + ' ' + path:<27} {told}" for method, path, told in _ROUTES),
+            f"curl {address}{CHAT}{key} -H 'Content-Type: application/json' -d '{json.dumps(message)}'",
+        ]
+        print("\n".join(lines), flush=True)
 
 
-def bind(addresses: Sequence[tuple[socket.AddressFamily, tuple[str, int]]]) -> list[socket.socket]:
-    """One bound socket per address, not listening yet; port 0 becomes one free port for all of them.
+async def _nothing() -> None:
+    """Asks for nothing."""
+
+
+async def _give_back_memory() -> None:
+    """Returns to the system every few seconds what large bodies took."""
+    while True:
+        await asyncio.sleep(_GIVE_BACK_S)
+        await asyncio.to_thread(give_back_memory)
+
+
+def _stop(number: int, frame: Any) -> None:
+    """Ends ``LitServer.run`` as Ctrl-C does; what follows is not interrupted."""
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _default_signals() -> None:
+    """In a forked process: signals that come before it sets its own handlers end it."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(number) is _stop:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _most_connections() -> int:
+    return max(16, min(_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _RESERVE))
+
+
+@contextmanager
+def _bound(settings: ServeSettings) -> Iterator[socket.socket]:
+    """A socket bound to the first address of the host, not listening yet: LitServe itself takes three hosts, and no
+    port below 1024.
 
     Raises:
         ValueError: the port is taken or not allowed.
     """
-    sockets: list[socket.socket] = []
-    for family, address in addresses:
-        port = sockets[0].getsockname()[1] if sockets else address[1]
-        listener = socket.socket(family)
+    family, address = settings.addresses[0]
+    with socket.socket(family) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6 and len(addresses) > 1:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it
         try:
-            listener.bind((address[0], port, *address[2:]))
+            listener.bind(address)
         except OSError as error:
-            listener.close()
-            if sockets and error.errno == errno.EADDRNOTAVAIL:  # `localhost` on a machine without IPv6, say
-                continue
-            for other in sockets:
-                other.close()
-            raise ValueError(f"cannot listen on {address[0]}, port {port}: {error.strerror}. Choose another.") from None
-        sockets.append(listener)
-    return sockets
+            reason = os.strerror(error.errno) if error.errno in errno.errorcode else str(error)
+            raise ValueError(f"cannot listen on {address[0]}, port {address[1]}: {reason}. Choose another.") from None
+        yield listener
 
 
-def _is_stopped(pid: int) -> bool:
-    """True for a process that is stopped by a signal or a debugger, or has ended."""
+@contextmanager
+def _bare_main() -> Iterator[None]:
+    """Context manager: processes spawned within it do not import the program that started the server, which may import
+    much that a worker does not need."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
     try:
-        state = psutil.Process(pid).status()
-    except psutil.NoSuchProcess:
-        return True
-    return state in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def run_server(settings: ServeSettings) -> None:
+    """Serves as ``settings`` say."""
+    share_arenas()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    PolicyServer(settings).serve()

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 API_KEY = "GRPO_PL_API_KEY"
 """Environment variable with the server's key."""
-WEIGHTS_KEY = "GRPO_PL_WEIGHTS_KEY"
-"""Environment variable with the key for changing the weights."""
 
 MAX_SAMPLES = 64
 """Most completions of one prompt in one request."""
@@ -49,8 +47,7 @@ class ServeSettings:
     api_key: str | None = None
     """Bearer token that every route but /health asks for; by default $GRPO_PL_API_KEY, and none without it."""
     weights_key: str | None = None
-    """Bearer token for POST /v1/weights, which changes the weights between two tokens; by default $GRPO_PL_WEIGHTS_KEY,
-    and without it they cannot be changed over HTTP."""
+    """Removed: --follow a run, or start a server for other weights."""
     no_key: bool = False
     """Let other machines in without a key."""
     allowed_host: str = ""
@@ -61,8 +58,10 @@ class ServeSettings:
     """Certificate chain in PEM form, to serve https only."""
     ssl_keyfile: Path | None = None
     """Private key of the certificate, if its file does not hold it."""
+    http: Literal["auto", "h11"] = "auto"
+    """uvicorn's HTTP parser; h11 for Java's default client, which offers HTTP/2, at a few percent of the speed."""
     access_log: bool = False
-    """Write one line of JSON per request to standard output."""
+    """Removed: the access log of a proxy, see docs/serving.md."""
     max_batch_size: int = 64
     """Completions decoded at once."""
     max_queue: int = 128
@@ -82,9 +81,12 @@ class ServeSettings:
             raise ValueError("--model is missing: give an export, a run folder or a checkpoint, or --follow a run.")
         if self.model is not None and self.follow is not None:
             raise ValueError("give --model or --follow, not both: --follow serves the checkpoints of its run.")
-        for name, variable in (("api_key", API_KEY), ("weights_key", WEIGHTS_KEY)):
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, os.environ.get(variable))  # no default, which --help would print
+        if self.weights_key is not None:
+            raise ValueError("weights_key is gone: --follow RUN takes each newer checkpoint; else start a server anew.")
+        if self.access_log:
+            raise ValueError("access_log is gone: let the proxy in front write it, see docs/serving.md.")
+        if self.api_key is None:
+            object.__setattr__(self, "api_key", os.environ.get(API_KEY))  # no default, which --help would print
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port must lie in 1 … 65535, or be 0 for a free one, got {self.port}.")
         for name in ("max_batch_size", "max_queue", "max_body_mb"):
@@ -130,14 +132,12 @@ class ServeSettings:
     def _check_key(self) -> None:
         if not self.host:
             raise ValueError("host is empty: give 127.0.0.1, or 0.0.0.0 for all addresses.")
-        for name, key in {"API key": self.api_key, "weights key": self.weights_key}.items():
-            if key is not None and (not key.isascii() or not key.strip() or key != key.strip()):
-                raise ValueError(
-                    f"the {name} must be ASCII, not blank, and without spaces around it, because it travels in an HTTP "
-                    f"header; for a server without one, unset GRPO_PL_{name.replace(' ', '_').upper()}."
-                )
-        if self.weights_key is not None and self.weights_key == self.api_key:
-            raise ValueError("the weights key is the API key: give another one, or any client could change it.")
+        key = self.api_key
+        if key is not None and (not key.isascii() or not key.strip() or key != key.strip()):
+            raise ValueError(
+                "the API key must be ASCII, not blank, and without spaces around it, because it travels in an HTTP "
+                f"header; for a server without one, unset {API_KEY}."
+            )
         if self.api_key is not None:
             if self.no_key:
                 raise ValueError("--no-key and a key are both given: leave one of them out.")

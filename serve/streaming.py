@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -14,8 +13,7 @@ from starlette.types import Receive, Scope, Send
 from serve.errors import ApiError
 
 T = TypeVar("T")
-R = TypeVar("R")
-_SLICE_S = 0.004
+_PATIENCE_S = 30.0  # for a client that does not read its stream
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -48,7 +46,11 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 class EventStream(Response):
-    """Sends server-sent events as ``events`` yields them; an ``ApiError`` before the first event is raised."""
+    """Sends server-sent events as ``events`` yields them; an ``ApiError`` before the first event is a usual answer.
+
+    HTTP/1.0 has no chunks: such a client gets all events at the end, with their length.
+
+    """
 
     media_type = "text/event-stream"
 
@@ -61,60 +63,26 @@ class EventStream(Response):
         try:
             async with aclosing(self._events):
                 await while_connected(self._request, self._send(send))
-        except ApiError:
+        except ApiError as error:
             if not self._started:
-                raise
+                await error.response()(scope, receive, send)
+        except TimeoutError:
+            return  # the connection is closed
 
     async def _send(self, send: Send) -> None:
+        whole: list[str] | None = [] if self._request.scope["http_version"] == "1.0" else None
         async for events in self._events:
+            if whole is not None:
+                whole.append(events)
+                continue
             if not self._started:
                 self._started = True
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await send({"type": "http.response.body", "body": events.encode(), "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
-
-
-class TimeSlices:
-    """Shares the event loop: all requests together work for a few milliseconds at a time, one after the other, and
-    whatever else there is runs in between, however many have work for it at once."""
-
-    def __init__(self) -> None:
-        self._lock, self._until = asyncio.Lock(), 0.0
-
-    async def map(self, handle: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """The results of ``handle`` for all items."""
-        results: list[R] = []
-        left = iter(items)
-        while True:
-            async with self._lock:
-                if time.monotonic() > self._until:
-                    await asyncio.sleep(0)  # with the lock, or all requests would have a slice in one turn of the loop
-                    self._until = time.monotonic() + _SLICE_S
-                for item in left:
-                    results.append(handle(item))
-                    if time.monotonic() > self._until:
-                        break
-                else:
-                    return results
-
-
-async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Yields the items of all streams as they arrive; the first failure closes all streams and is raised."""
-    waiting = {asyncio.ensure_future(anext(stream)): stream for stream in streams}
-    try:
-        while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                stream = waiting.pop(task)
-                try:
-                    item = task.result()
-                except StopAsyncIteration:
-                    continue
-                waiting[asyncio.ensure_future(anext(stream))] = stream
-                yield item
-    finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        for stream in streams:
-            await stream.aclose()
+            async with asyncio.timeout(_PATIENCE_S):
+                await send({"type": "http.response.body", "body": events.encode(), "more_body": True})
+        if whole is None:
+            await send({"type": "http.response.body", "body": b""})
+        else:
+            self._started = True
+            answer = Response("".join(whole), headers={"Cache-Control": "no-cache"}, media_type=self.media_type)
+            await answer(self._request.scope, self._request.receive, send)

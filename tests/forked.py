@@ -157,6 +157,7 @@ def with_forked_workers(run: Callable[[], int]) -> int:
 
         def work() -> int:
             sys.argv = ["-c", "--multiprocessing-fork"]
+            multiprocessing.util._run_after_forkers()  # connections to managers are those of the parent
             spawn_main(**given)
             return 0
 

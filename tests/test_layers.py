@@ -128,8 +128,8 @@ def test_a_room_imports_those_below_it_only() -> None:
         ("grpo_pl/policy/lora.py", "def f():\n    import grpo_pl.rollout.engine", "grpo_pl.rollout.engine"),
         ("grpo_pl/report/page.py", "from grpo_pl import callbacks", "grpo_pl.callbacks"),
         ("grpo_pl/types.py", "from grpo_pl.functional import kl", "grpo_pl.functional.kl"),
-        ("serve/app.py", "from grpo_pl.cli.main import main", "grpo_pl.cli.main.main"),
-        ("grpo_pl/tools/watch.py", "import serve.app", "serve.app"),
+        ("serve/server.py", "from grpo_pl.cli.main import main", "grpo_pl.cli.main.main"),
+        ("grpo_pl/tools/watch.py", "import serve.server", "serve.server"),
         ("grpo_pl/tools/watch.py", "from grpo_pl.cli.main import main", "grpo_pl.cli.main.main"),
         (
             "grpo_pl/callbacks/summary.py",
@@ -137,7 +137,7 @@ def test_a_room_imports_those_below_it_only() -> None:
             "grpo_pl.tools.watch.RewardWatch",
         ),
         ("grpo_pl/training/module.py", "def f():\n    import grpo_pl.tools.plan", "grpo_pl.tools.plan"),
-        ("serve/app.py", "from grpo_pl.tools.doctor import rules", "grpo_pl.tools.doctor.rules"),
+        ("serve/server.py", "from grpo_pl.tools.doctor import rules", "grpo_pl.tools.doctor.rules"),
         ("grpo_pl/__init__.py", "from grpo_pl.types import Problem", "grpo_pl.types.Problem"),
     ],
 )

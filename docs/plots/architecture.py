@@ -20,7 +20,7 @@ WIDTH, ROW, BOX, GAP = 960, 92, 46, 18
 
 
 def room_of(module: str) -> str | None:
-    """``grpo_pl.rollout.engine`` -> ``rollout``, ``serve.app`` -> ``serve``; None for everything else."""
+    """``grpo_pl.rollout.engine`` -> ``rollout``, ``serve.server`` -> ``serve``; None for everything else."""
     top, _, rest = module.partition(".")
     if top == "serve":
         return "serve"

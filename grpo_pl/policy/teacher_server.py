@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from http.client import HTTPException
 from typing import Any
-
-import httpx2
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from grpo_pl.policy.teacher import TeacherConfig
 from grpo_pl.rewards.endpoint import retry_after
@@ -28,19 +30,15 @@ def served_logprobs(teacher: TeacherConfig, rows: Sequence[Sequence[int]]) -> li
     """
     size = teacher.rows_per_request
     parts = [rows[i : i + size] for i in range(0, len(rows), size)]
-    headers = {"Authorization": f"Bearer {teacher.api_key}"} if teacher.api_key else {}
-    with (
-        httpx2.Client(headers=headers, timeout=teacher.time_limit_s) as client,
-        ThreadPoolExecutor(teacher.concurrency) as threads,
-    ):
+    with ThreadPoolExecutor(teacher.concurrency) as threads:
         try:
-            return [row for answer in threads.map(partial(_ask, client, teacher), parts) for row in answer]
+            return [row for answer in threads.map(partial(_ask, teacher), parts) for row in answer]
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)  # the others would only come to the same, one by one
             raise
 
 
-def _ask(client: httpx2.Client, teacher: TeacherConfig, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+def _ask(teacher: TeacherConfig, rows: Sequence[Sequence[int]]) -> list[list[float]]:
     url = f"{str(teacher.url).rstrip('/')}/completions"
     body = {
         "model": teacher.served_name or teacher.path,
@@ -50,27 +48,31 @@ def _ask(client: httpx2.Client, teacher: TeacherConfig, rows: Sequence[Sequence[
         "max_tokens": 0,
         "temperature": 1.0,
     }
+    headers = {"Content-Type": "application/json"}
+    headers |= {"Authorization": f"Bearer {teacher.api_key}"} if teacher.api_key else {}
     problem, told = "", None
     for attempt in range(teacher.retries + 1):
         try:
-            answer = client.post(url, json=body)
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            request = Request(url, json.dumps(body).encode(), headers)
+            with urlopen(request, timeout=teacher.time_limit_s) as reply:
+                answer = reply.read()
+        except HTTPError as error:
+            problem = f"answered {error.code}: {' '.join(error.read().decode(errors='replace').split())[:300]}"
+            if error.code not in _TRY_AGAIN:
+                break
+            told = error.headers.get("Retry-After")
+        except (OSError, HTTPException, ValueError) as error:
             problem, told = f"cannot be reached ({error!r})", None
         else:
-            if answer.is_success:
-                return _read(answer, rows, url)
-            problem = f"answered {answer.status_code}: {' '.join(answer.text.split())[:300]}"
-            if answer.status_code not in _TRY_AGAIN:
-                break
-            told = answer.headers.get("Retry-After")
+            return _read(answer, rows, url)
         if attempt < teacher.retries:
             time.sleep(retry_after(told, 2.0**attempt))
     raise ValueError(f"the teacher at {url} {problem}. Start it, or mend model.teacher.")
 
 
-def _read(answer: httpx2.Response, rows: Sequence[Sequence[int]], url: str) -> list[list[float]]:
+def _read(answer: bytes, rows: Sequence[Sequence[int]], url: str) -> list[list[float]]:
     try:
-        choices: list[dict[str, Any]] = sorted(answer.json()["choices"], key=lambda choice: choice["index"])
+        choices: list[dict[str, Any]] = sorted(json.loads(answer)["choices"], key=lambda choice: choice["index"])
         found = [[float(value) for value in choice["logprobs"]["token_logprobs"][1:]] for choice in choices]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(

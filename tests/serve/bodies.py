@@ -6,10 +6,9 @@ import socket
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from serve.errors import from_fault
-from serve.large_json import read_object
+from serve import bodies
 
 CHAT, COMPLETIONS, SCORE, EVALUATE = "/v1/chat/completions", "/v1/completions", "/v1/score", "/v1/evaluate"
 HELLO = [{"role": "user", "content": "1+1="}]
@@ -18,10 +17,7 @@ T = TypeVar("T", bound=BaseModel)
 
 def parse(kind: type[T], body: bytes) -> T:
     """The request in ``body``, or the refusal as ``ApiError``."""
-    try:
-        return kind.model_validate(read_object(body))
-    except ValidationError as error:
-        raise from_fault(error.errors(include_url=False, include_input=False)[0]) from None
+    return bodies.parsed(kind, body)
 
 
 def post(path: str, body: bytes, *headers: str) -> bytes:

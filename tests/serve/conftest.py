@@ -27,7 +27,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-import serve.app  # noqa: F401 - what servers would import
+import serve.server  # noqa: F401 - what servers would import
 from grpo_pl.callbacks.record import plain_fields
 from grpo_pl.cli.main import main
 from grpo_pl.files.checkpoints import seal
@@ -45,7 +45,7 @@ from tests.forked import Forked, with_forked_workers
 from tests.serve.bodies import CHAT, post
 
 ROOT = Path(__file__).parents[2]
-_KEYS = ("GRPO_PL_API_KEY", "GRPO_PL_WEIGHTS_KEY")
+_KEYS = ("GRPO_PL_API_KEY",)
 START_S = 300.0  # importing torch three times over, on a machine that does other things too
 SHAPE = {
     "model_type": "qwen2",
@@ -194,9 +194,10 @@ class Running:
         return re.findall(r"import time:.*\|\s+(\S+)$", self.log, re.MULTILINE)
 
     def worker(self, name: str) -> psutil.Process:
-        """The process that holds the model (``generate``) or the rewards (``score``), in the order of their start."""
-        generate, score = sorted(self._workers, key=lambda process: (process.create_time(), process.pid))
-        return generate if name == "generate" else score
+        """The process with LitServe's queues (``manager``), the model (``generate``), the rewards (``score``) or the
+        routes (``http``), in the order of their start."""
+        started = sorted(self._workers, key=lambda process: (process.create_time(), process.pid))
+        return dict(zip(("manager", "generate", "score", "http"), started, strict=True))[name]
 
     def call(
         self,
@@ -383,15 +384,6 @@ def narrow(start: Callable[..., Running]) -> Running:
 def crowded(start: Callable[..., Running]) -> Running:
     """One with a key, two slots, a queue of one, and little patience."""
     return start("--max-batch-size", "2", "--max-queue", "1", "--deadline", "2", api_key="secret-1")
-
-
-WEIGHTS_KEY = "secret-weights"
-
-
-@pytest.fixture(scope="session")
-def changeable(start: Callable[..., Running]) -> Running:
-    """One whose weights may be changed, by who knows the key for that."""
-    return start("--weights-key", WEIGHTS_KEY, "--deadline", "120", api_key="secret-1")
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,6 @@ FIELDS = {
     COMPLETIONS: b"prompt",
     SCORE: b"items",
     EVALUATE: b"items",
-    "/v1/responses": b"input",
     "/tokenize": b"prompt",
     "/detokenize": b"tokens",
 }
@@ -47,7 +46,7 @@ def _chat(**fields: Any) -> bytes:
 
 def cases() -> list[Case]:
     """All of them."""
-    kinds = (_shapes, _numbers, _parameters, _grammars, _tools, _texts, _pages, _connections, _framings, _large_answers)
+    kinds = (_shapes, _numbers, _parameters, _grammars, _tools, _texts, _pages, _connections, _large_answers)
     return [case for kind in kinds for case in kind()]
 
 
@@ -233,9 +232,6 @@ def _grammars() -> Iterator[Case]:
         yield Case(f"grammar {name}", _chat(**{"max_tokens": 64, **field}), statuses)
         body = {"prompt": "1+1=", "max_tokens": 8, **field}
         yield Case(f"grammar {name}, completions", post(COMPLETIONS, json.dumps(body).encode()), statuses)
-    form = {"type": "json_schema", "name": "x", "schema": {"allOf": SLOW}}
-    asked = {"input": "1+1=", "text": {"format": form}}
-    yield Case("grammar 199 patterns, responses", post("/v1/responses", json.dumps(asked).encode()), REFUSED)
     stream = _chat(stream=True, structured_outputs={"json": {"allOf": SLOW[:50]}})
     yield Case("grammar 50 patterns, in a stream", stream, REFUSED)
 
@@ -357,17 +353,9 @@ def _pages() -> Iterator[Case]:
     ):
         yield Case(kind, post(CHAT, body, f"Content-Type: {kind}"), frozenset({415}))
     yield Case("a packed body", post(CHAT, body, "Content-Encoding: gzip"), frozenset({415}))
-    foreign = frozenset({403})
-    for header in (
-        "Origin: http://evil.example",
-        "Origin: null",
-        "Sec-Fetch-Site: cross-site",
-        "Sec-Fetch-Site: same-site",
-    ):
-        yield Case(header, post(CHAT, body, header), foreign)
     for host in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "169.254.169.254", "[::2]"):
         request = f"GET /v1/models HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
-        yield Case(f"Host: {host}", request, foreign)
+        yield Case(f"Host: {host}", request, REFUSED)
     for lines in ("", "Host: localhost\r\nHost: evil.example\r\n", "Host: localhost@evil.example\r\n", "Host:\r\n"):
         request = f"GET /v1/models HTTP/1.1\r\n{lines}Connection: close\r\n\r\n".encode()
         yield Case(f"hosts {lines!r}", request, REFUSED)
@@ -389,8 +377,10 @@ def _connections() -> Iterator[Case]:
     ):
         yield Case(name, request, REFUSED)
     yield Case("20,000 headers", get + b"X: 1\r\n" * 20_000 + b"\r\n", frozenset({431}), "CVE-2025-48956")
-    yield Case("a path of 70 kB", b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", frozenset({431}))
-    declared = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {10**15}\r\nExpect: 100-continue\r\n\r\n"
+    long = b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    yield Case("a path of 70 kB", long, frozenset({400, 431}))
+    declared = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    declared += f"Content-Length: {10**15}\r\nExpect: 100-continue\r\n\r\n"
     yield Case("a petabyte", declared.encode(), frozenset({413}))
     for path in (
         "/../../etc/passwd",
@@ -403,7 +393,6 @@ def _connections() -> Iterator[Case]:
         yield Case(path, request, frozenset({404}))
     chunked = f"POST {SCORE} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
     chunked += b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n"
-    yield Case("headers behind the body", chunked + b"0\r\n" + b"X: 1\r\n" * 500_000 + b"\r\n", CUT)
     end = b"\r\n\r\n0\r\n\r\n"
     for name, chunk in (
         ("in hexadecimal as in C", b"0x2\r\n{}"),
@@ -420,49 +409,7 @@ def _connections() -> Iterator[Case]:
         ("with a line feed in its name", b"2;a\nb\r\n{}"),
     ):
         yield Case(f"a chunk size {name}", chunked + chunk + end, REFUSED)
-    for name, trailer in (
-        ("a length", b"Content-Length: 5"),
-        ("a coding", b"Transfer-Encoding: chunked"),
-        ("a NUL", b"X: \0"),
-        ("no colon", b"X"),
-    ):
-        yield Case(f"{name} behind the body", chunked + b"0\r\n" + trailer + b"\r\n\r\n", REFUSED)
     yield Case("16 exabytes", chunked + b"fffffffffffffff0\r\n" + b" " * (9 << 20), frozenset({0, 413}))
-
-
-def _framings() -> Iterator[Case]:
-    """Requests that two programs in a row could read in two ways (RFC 9112); more of them: `test_protocol.py`."""
-    body = json.dumps(_ASK).encode()
-    small = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
-    smuggled = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
-
-    def chat(*lines: str, version: str = "1.1", target: str = CHAT) -> bytes:
-        head = [f"POST {target} HTTP/{version}", "Host: localhost", "Content-Type: application/json", *lines]
-        return "\r\n".join([*head, "", ""]).encode("latin-1")
-
-    length = f"Content-Length: {len(body)}"
-    for name, lines in (
-        ("two equal lengths", (length, length)),
-        ("chunks and a length", ("Transfer-Encoding: chunked", length)),
-    ):
-        yield Case(name, chat(*lines) + small + smuggled, REFUSED)
-    yield Case("packed chunks", chat("Transfer-Encoding: gzip, chunked") + small, frozenset({501}))
-    yield Case(
-        "a length with 5,000 zeros", chat("Content-Length: " + "0" * 5000 + str(len(body))) + body, frozenset({200})
-    )
-    for target, status in (
-        (f"http://evil.example{CHAT}", 403),
-        (f"HTTPS://EVIL.example:8000{CHAT}?x", 403),
-        (f"http://localhost@evil.example{CHAT}", 400),
-        (f"http://evil.example@localhost{CHAT}", 400),
-        (f"ftp://localhost{CHAT}", 400),
-        ("http:///", 400),
-        (f"http://localhost{CHAT}", 200),
-        (f"http://127.0.0.1:1{CHAT}", 200),
-    ):
-        yield Case(f"to {target}", chat(length, "Connection: close", target=target) + body, frozenset({status}))
-    whole = b"GET http://evil.example/v1/models HTTP/1.0\r\n\r\n"
-    yield Case("to a foreign URL in HTTP/1.0", whole, frozenset({403}))
 
 
 def _large_answers() -> Iterator[Case]:
@@ -513,8 +460,8 @@ def loads() -> Iterator[tuple[str, list[bytes]]]:
     def score(completion: str, answer: str) -> bytes:
         return post(SCORE, json.dumps({"items": [{"completion": completion, "answer": answer}]}).encode())
 
-    yield "64 completions, whole", [chat(n=64)] * 4
-    yield "64 completions, in a stream", [chat(n=64, stream=True)] * 20
+    yield "64 completions, whole", [chat(n=64, max_tokens=300)] * 4
+    yield "64 completions, in a stream", [chat(n=64, stream=True, max_tokens=300)] * 20
     yield "streams", [chat(stream=True)] * 60
     likely = {"logprobs": True, "top_logprobs": 20, "max_tokens": 780}
     yield "likely tokens, whole", [chat(n=64, **likely)] * 2

@@ -12,10 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from grpo_pl.cli.main import main
 from grpo_pl.policy.trained import find_model
-from serve.weights import version_id, weights_of
+from serve.follow import successor, version_id
 from tests.conftest import exit_status
 from tests.serve.bodies import HELLO
-from tests.serve.conftest import WEIGHTS_KEY as KEY
 
 CHAT = {"messages": HELLO, "max_tokens": 8, "seed": 7}
 Break = Callable[[Path], Any]
@@ -146,21 +145,6 @@ def test_a_broken_export_is_one_line_in_python(broken: Callable[[Break], Path], 
 FEW = ["manifest {}", "template unknown", "config dangling", "tokenizer {}", "weights cut"]
 
 
-@pytest.mark.parametrize("case", [*FEW, "config layers", "layer gone"])
-def test_a_broken_export_is_refused_as_weights_and_the_old_ones_answer(
-    changeable: Any, broken: Callable[[Break], Path], case: str
-) -> None:
-    breaks, reason = BROKEN[case]
-    folder = broken(breaks)
-    before = changeable.ask("/v1/chat/completions", CHAT)
-    error = changeable.refusal("/v1/weights", {"path": str(folder)}, key=KEY)
-    assert error["param"] == "path" and reason in error["message"] and "\n" not in error["message"]
-    after = changeable.ask("/v1/chat/completions", CHAT)
-    told = ("choices", "system_fingerprint")
-    assert [after[name] for name in told] == [before[name] for name in told]
-    assert changeable.metric("weights_versions") == 1 and "Traceback" not in changeable.log
-
-
 @pytest.mark.parametrize("case", FEW)
 @pytest.mark.parametrize("verb", ["evaluate", "predict", "export", "serve"])
 def test_a_broken_export_is_one_line_of_every_verb(
@@ -185,24 +169,10 @@ def test_a_broken_export_is_one_line_of_every_verb(
     assert not out.exists()
 
 
-def test_a_served_folder_that_breaks_keeps_answering(export: Path, start: Callable[..., Any], tmp_path: Path) -> None:
-    """Its own path is no other model, so nothing is compared: the worker finds what is wrong."""
-    folder = Path(shutil.copytree(export, tmp_path / "own"))
-    server = start("--weights-key", KEY, model=folder)
-    before = server.ask("/v1/chat/completions", CHAT)
-    for case in ("layer gone", "tokenizer {}"):
-        BROKEN[case][0](folder)
-        error = server.refusal("/v1/weights", {"path": str(folder)}, key=KEY)
-        assert "is missing" in error["message"] or "no tokenizer" in error["message"]
-    after = server.ask("/v1/chat/completions", CHAT)
-    assert (before["choices"], before["system_fingerprint"]) == (after["choices"], after["system_fingerprint"])
-    assert "Traceback" not in server.log
-
-
 def test_a_link_that_leads_nowhere_beside_the_model_does_not_matter(export: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(export, tmp_path / "linked"))
     (folder / "notes.txt").symlink_to("nowhere")
-    model = weights_of(folder, find_model(export))
+    model = successor(folder, find_model(export))
     assert version_id(model).startswith("linked-")
 
 

@@ -16,9 +16,9 @@ from grpo_pl.config.objects import build_rewards
 from grpo_pl.functional.advantages import subtract_baseline
 from grpo_pl.policy.trained import find_model
 from grpo_pl.rewards.batch import score_completions
+from serve import PolicyAPI, RewardAPI
 from serve.errors import ApiError
 from serve.evaluation import EvaluateRoute
-from serve.prompts import Prompts
 from serve.schemas import EvalProblem, EvaluateRequest, Sampling
 
 COMPLETIONS = [
@@ -87,9 +87,7 @@ def test_rewards_that_judge_nothing_are_refused_before_a_token_is_drawn(export: 
     spec = {"class_path": "grpo_pl.rewards.FormatReward", "init_args": {}}
     model = replace(find_model(export), rewards=[spec])
     unused: Any = None  # so that nothing can be drawn or scored
-    route = EvaluateRoute(
-        prompts=Prompts(model), generator=unused, scorer=unused, weights=unused, metrics=unused, deadline_s=1.0
-    )
+    route = EvaluateRoute(PolicyAPI(model).spec, RewardAPI(model).spec)
     body = EvaluateRequest.model_validate({"items": [{"problem": "1+1=", "answer": "2"}]})
     with pytest.raises(ApiError, match="do not say what a right answer is") as refused:
         asyncio.run(route.evaluate(body, unused))

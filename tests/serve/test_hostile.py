@@ -1,5 +1,6 @@
 """Requests that no honest client sends: an answer in one shape, and a server that stays."""
 
+import base64
 import json
 import socket
 from typing import Any
@@ -11,7 +12,7 @@ from tests.serve.bodies import CHAT, COMPLETIONS, EVALUATE, HELLO, SCORE
 from tests.serve.conftest import error_of
 
 ROUTES = [("POST", CHAT), ("POST", COMPLETIONS), ("POST", SCORE), ("POST", EVALUATE)] + [
-    ("GET", path) for path in ("/", "/ready", "/metrics", "/v1/models", "/info", "/docs", "/nothing")
+    ("GET", path) for path in ("/", "/ready", "/metrics", "/v1/models", "/info", "/nothing")
 ]
 
 
@@ -71,7 +72,8 @@ def test_half_a_request_then_hanging_up_leaves_nothing_behind(server: Any) -> No
 def test_unknown_routes_and_methods_have_the_same_shape(server: Any) -> None:
     error_of(server.call("GET", "/v1/nothing")[:2], 404)
     error_of(server.call("GET", CHAT)[:2], 405)
-    error_of(server.call("GET", "/info")[:2], 404)
+    for gone in ("/v1/responses", "/v1/weights", "/login", "/predict"):
+        server.refusal(gone, {}, 404)
     server.refusal("/health", {}, 405)
     for path, status in (("/health", 405), ("/v1/nothing", 404), (CHAT, 415)):
         bare = server.exchange(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
@@ -96,13 +98,30 @@ def test_the_openai_client_raises_its_own_errors(client: openai.OpenAI, crowded:
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 def test_every_route_but_health_asks_for_the_key(crowded: Any, method: str, path: str) -> None:
-    bad = ["Bearer wrong", "Bearer secret-12", "Bearer secret-", "Basic !!", "Basic bWU6c2VjcmV0LTE=", "secret-1"]
+    bad = [
+        "Bearer wrong",
+        "Bearer secret-12",
+        "Bearer secret-",
+        "Basic !!",
+        "Basic bWU6c2VjcmV0",
+        "Basic bWU=",
+        "secret-1",
+    ]
     for header in ["", "X-API-Key: secret-1\r\n", *(f"Authorization: {value}\r\n" for value in bad)]:
         request = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{header}\r\n"
         answer = crowded.exchange(request.encode())
         assert answer.startswith(b"HTTP/1.1 401"), answer
         assert b"www-authenticate" in answer.lower()
     assert crowded.call(method, path, {} if method == "POST" else None)[0] not in (401, 500)
+
+
+def test_the_key_may_be_the_password_of_http_basic(crowded: Any) -> None:
+    """As a browser asks for it when the page is opened."""
+    opened = crowded.exchange(b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: text/html\r\nConnection: close\r\n\r\n")
+    assert opened.startswith(b"HTTP/1.1 401") and b"www-authenticate: Basic" in opened
+    given = "Authorization: Basic " + base64.b64encode(b"me:secret-1").decode()
+    head = f"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{given}\r\n\r\n"
+    assert crowded.exchange(head.encode()).startswith(b"HTTP/1.1 200")
 
 
 def test_health_is_open_to_everyone(crowded: Any) -> None:

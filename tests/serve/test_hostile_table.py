@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from serve.app import _GIVE_BACK_S
+from serve.server import _GIVE_BACK_S
 from tests.serve.hostile_cases import CHAT, Case, cases, loads, post
 
 CASES = cases()
@@ -25,7 +25,7 @@ class Footprint:
     def __init__(self, server: Any) -> None:
         self.processes = len(_family(server))  # one that was ended is started again by its next task
         self.memory = sum(_own_memory(p) for p in _family(server))
-        self.descriptors = psutil.Process(server.process.pid).num_fds()
+        self.descriptors = server.worker("http").num_fds()
         self.files = set(os.listdir(server.scratch))
 
 
@@ -64,7 +64,7 @@ def test_a_hostile_request_is_answered_as_one(server: Any, footprints: Footprint
     head, _, body = answer.partition(b"\r\n\r\n")
     status = int(head.split()[1]) if head else 0
     assert status in case.statuses, answer[:500]
-    if status >= 400:
+    if status >= 400 and b"content-type: text/plain" not in head:  # uvicorn's own, for what is not HTTP
         error = json.loads(body)["error"]
         assert set(error) == {"message", "type", "param", "code"}
         assert len(error["message"]) < 1000
@@ -88,13 +88,13 @@ def test_others_are_answered_beside_clients_that_read_nothing(
 
 
 def test_nothing_of_the_table_is_left(server: Any, footprints: Footprint) -> None:
-    end = time.monotonic() + 120
+    end = time.monotonic() + 40
     while True:
         now = Footprint(server)
         clean = (
             now.processes <= footprints.processes
             and now.memory < footprints.memory + (100 << 20)
-            and now.descriptors <= footprints.descriptors
+            and now.descriptors <= footprints.descriptors + 10  # each thread connects to LitServe's queues once
             and now.files == footprints.files
             and server.is_idle()
         )
@@ -114,5 +114,5 @@ def test_the_table_asked_again_takes_no_more_memory(server: Any) -> None:
         for case in CASES:
             server.exchange(case.request)
         time.sleep(_GIVE_BACK_S + 2)
-        held.append(_own_memory(psutil.Process(server.process.pid)) >> 20)
+        held.append(_own_memory(server.worker("http")) >> 20)
     assert held[2] - held[0] < 10, held

@@ -7,7 +7,6 @@ import pytest
 from pydantic import BaseModel
 
 from serve.errors import ApiError
-from serve.responses import ResponsesRequest
 from serve.schemas import ChatRequest, CompletionRequest, EvaluateRequest, ScoreRequest
 from tests.serve.bodies import parse
 
@@ -15,7 +14,6 @@ BASES: dict[type[BaseModel], dict[str, Any]] = {
     ChatRequest: {"messages": [{"role": "user", "content": "1"}]},
     CompletionRequest: {"prompt": "1"},
     EvaluateRequest: {"items": [{"problem": "1", "answer": "1", "any column": None}]},
-    ResponsesRequest: {"input": "1"},
     ScoreRequest: {"items": [{"completion": "1", "answer": "1"}]},
 }
 
@@ -242,13 +240,6 @@ def _result(output: Any) -> dict[str, Any]:
         (CompletionRequest, {"prompt": ["1", 1]}, "prompt.1", "a valid string"),
         (CompletionRequest, {"prompt": [[1], "1"]}, "prompt.1", "a valid list"),
         (CompletionRequest, {"prompt": [[1], [1, "1"]]}, "prompt.1.1", "a valid integer"),
-        (ResponsesRequest, {"input": 5}, "input", "a text, or a list of messages"),
-        (ResponsesRequest, {"input": [5]}, "input.0", "a JSON object"),
-        (ResponsesRequest, {"input": [{"role": "user", "content": 5}]}, "input.0.content", "a list of parts"),
-        (ResponsesRequest, _result(5), "input.0.output", "a list of parts"),
-        (ResponsesRequest, _result([{"type": "input_text", "text": 5}]), "input.0.output.0.text", "a valid string"),
-        (ResponsesRequest, {"tool_choice": {"type": "function"}}, "tool_choice.name", "required"),
-        (ResponsesRequest, {"text": {"format": "json"}}, "text.format", "a JSON object"),
         *((kind, {"items": None}, "items", "required") for kind in (EvaluateRequest, ScoreRequest)),
         (EvaluateRequest, {"items": [{"problem": "1"}]}, "items.0.answer", "required"),
         (ScoreRequest, {"items": [{"completion": "1"}]}, "items.0.answer", "required"),
@@ -275,8 +266,6 @@ def test_the_fault_is_one_of_the_member_that_was_meant(
         *((ChatRequest, {"tool_choice": choice}) for choice in ("none", "auto", None)),
         *((ChatRequest, {"structured_outputs": {"json": schema}}) for schema in ({}, "{}")),
         *((CompletionRequest, {"prompt": prompt}) for prompt in ("1", ["1", "2"], [1, 2], [[1], [2, 3]], [])),
-        *((ResponsesRequest, {"input": given}) for given in ("1", [{"role": "user", "content": "1"}])),
-        *((ResponsesRequest, _result(output)) for output in ("1", [{"type": "input_text", "text": "1"}])),
         *((EvaluateRequest, {"items": [{"problem": "1", "answer": "1", "id": i}]}) for i in (5, "5", None)),
     ],
 )  # fmt: skip

@@ -12,9 +12,9 @@ from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.trained import find_model
 from grpo_pl.rewards import ExactReward, FormatReward
 from grpo_pl.rewards.base import Reward, Score
-from serve.metrics import ServerMetrics
-from serve.score_worker import ScoreItems, score_items
-from serve.scoring import Scorer, ScoreRoute, group_objective
+from serve.rewards import RewardSpec
+from serve.score_items import ScoreItems, score_items
+from serve.scoring import group_objective
 
 
 @pytest.mark.slow
@@ -62,14 +62,13 @@ def test_completions_are_tokenised_only_where_a_reward_reads_it(server: Any, mix
 
 def test_completion_ids_are_those_of_the_policy(export: Path) -> None:
     model = find_model(export)
-    scorer = Scorer(max_queue=1)
-    options: dict[str, Any] = {"model": model, "scorer": scorer, "deadline_s": 1.0, "max_queue": 1}
-    route = ScoreRoute(**options, metrics=ServerMetrics(), needs={"completion_ids"})
-    columns = route._columns([{"completion": "<think>12", "answer": "5"}])
+    spec = RewardSpec(model, deadline=1.0, max_queue=1)
+    spec._needs = {"completion_ids"}
+    columns = spec._columns([{"completion": "<think>12", "answer": "5"}])
     assert columns["completion_ids"] == [[*model.tokenizer("12").input_ids, model.tokenizer.eos_token_id]]
     assert "completion_length" not in columns
-    unasked = ScoreRoute(**options, metrics=ServerMetrics(), needs=())
-    assert set(unasked._columns([{"completion": "12", "answer": "5"}])) == {"prompt", "question"}
+    spec._needs = set()
+    assert set(spec._columns([{"completion": "12", "answer": "5"}])) == {"prompt", "question"}
 
 
 @dataclass(kw_only=True)

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 import yaml
@@ -26,9 +25,8 @@ from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.trained import find_model
 from grpo_pl.rewards import MathReward
 from grpo_pl.rewards.base import MissingColumn
-from serve.generate_worker import GenerateWorker
-from serve.middleware import Guard
-from serve.score_worker import ScoreWorker
+from serve import PolicyAPI, RewardAPI
+from serve.middleware import middlewares
 from serve.settings import ServeSettings
 from tests.serve.conftest import SECRETS, altered
 
@@ -103,8 +101,9 @@ def test_a_pickle_from_a_client_is_refused_and_does_nothing(mixed: Any, tmp_path
 
 
 def _check_family(server: Any, *, spawned: int, sandboxes: int) -> None:
-    """No process of the server's but the first holds a secret."""
-    family = psutil.Process(server.process.pid).children(recursive=True)
+    """None of the server's workers, nor their children, holds a secret."""
+    workers = [server.worker("generate"), server.worker("score")]
+    family = [*workers, *(child for worker in workers for child in worker.children(recursive=True))]
     names = {process.pid: " ".join(process.cmdline()) for process in family}
     assert sum("spawn_main" in name for name in names.values()) >= spawned
     assert sum("rewards.sandbox.worker" in name for name in names.values()) >= sandboxes
@@ -115,17 +114,17 @@ def _check_family(server: Any, *, spawned: int, sandboxes: int) -> None:
 
 def test_no_worker_of_the_server_knows_a_secret(server: Any) -> None:
     assert not _holds_no_secret(server.process.pid)  # the check itself works
-    _check_family(server, spawned=2, sandboxes=3)  # for mathematics, and two for grammars
+    _check_family(server, spawned=2, sandboxes=1)
 
 
 def test_no_worker_knows_the_key_of_the_server(mixed: Any, export: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its workers are forks here, so what they would be started with is looked at; their sandboxes are not."""
     pytest.importorskip("reasoning_gym")
-    _check_family(mixed, spawned=0, sandboxes=4)  # for mathematics, for reasoning-gym, and two for grammars
+    _check_family(mixed, spawned=0, sandboxes=2)  # for mathematics and for reasoning-gym
     for name, value in (SECRETS | {"GRPO_PL_API_KEY": "secret-server", "HTTPS_PROXY": ""}).items():
         monkeypatch.setenv(name, value)
-    for task in (GenerateWorker(find_model(export), device="cpu", max_batch_size=1), ScoreWorker([MATH])):
-        told = task.environment()
+    for lit_api in (PolicyAPI(export), RewardAPI(export)):
+        told = lit_api.environment()
         assert "PATH" in told and "HTTPS_PROXY" not in told
         assert not any("secret-" in value for value in told.values())
 
@@ -139,7 +138,7 @@ def test_nor_does_any_of_a_server_that_is_started_as_users_do(
         monkeypatch.setenv(name, value)
     keyed = start(model=mixed_export, api_key="secret-server", interpreter=("-X", "importtime"))
     assert "GRPO_PL_API_KEY" in _variables(keyed.process.pid)
-    _check_family(keyed, spawned=2, sandboxes=4)
+    _check_family(keyed, spawned=2, sandboxes=2)
 
 
 def test_a_pickle_in_a_file_to_score_is_refused_and_does_nothing(
@@ -410,16 +409,19 @@ COOKIES = {
 
 @pytest.mark.parametrize("cookie", COOKIES.values(), ids=COOKIES)
 def test_a_large_cookie_costs_next_to_nothing_before_the_key_is_checked(cookie: str) -> None:
-    guard = Guard(_no_app, settings=ServeSettings(model=Path("x"), api_key="k"), port=1, observe=lambda *_: None)
+    settings, layers = ServeSettings(model=Path("x"), api_key="k"), _no_app
+    for layer, options in middlewares(settings, lambda *_: None):
+        layers = layer(layers, **options)
     headers = [(b"host", b"localhost"), (b"cookie", cookie.encode())]
     scope = {"type": "http", "method": "GET", "path": "/v1/models", "headers": headers, "scheme": "http"}
+    scope |= {"raw_path": b"/v1/models", "query_string": b""}
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
         sent.append(message)
 
     began = time.process_time()
-    asyncio.run(guard(scope, _no_app, send))
+    asyncio.run(layers(scope, _no_app, send))
     assert time.process_time() - began < 0.5
     assert sent[0]["status"] == 401
 

@@ -16,14 +16,14 @@ DOCS = Path(__file__).parents[2] / "docs" / "serving.md"
 
 def test_options_of_the_command_line_are_the_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[ServeSettings] = []
-    monkeypatch.setattr("serve.app.run_server", served.append)
+    monkeypatch.setattr("serve.server.run_server", served.append)
     monkeypatch.setenv("GRPO_PL_API_KEY", "of the environment")
-    options = "--model m --port=0 --access-log --deadline 7 --allowed-host a.org,b.org --served-model-name 12"
+    options = "--model m --port=0 --http h11 --deadline 7 --allowed-host a.org,b.org --served-model-name 12"
     assert main(["serve", *options.split()]) == 0
     expected = ServeSettings(
         model=Path("m"),
         port=0,
-        access_log=True,
+        http="h11",
         deadline=7.0,
         allowed_host="a.org,b.org",
         served_model_name="12",
@@ -54,5 +54,5 @@ def test_docs_name_every_option_with_its_default() -> None:
         values = [part.strip() for part in default.split(",")]
         told |= dict(zip(options, values * (len(options) // len(values)), strict=True))
     expected = {field.name.replace("_", "-"): str(field.default or "") for field in fields(ServeSettings)}
-    by_default = {"deadline": "120", "api-key": "`$GRPO_PL_API_KEY`", "weights-key": "`$GRPO_PL_WEIGHTS_KEY`"}
+    by_default = {"deadline": "120", "api-key": "`$GRPO_PL_API_KEY`"}
     assert told == expected | by_default | {"served-model-name": "the run's name"}

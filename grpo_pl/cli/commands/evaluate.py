@@ -126,7 +126,7 @@ def evaluate_episodes(
     from grpo_pl.rewards.base import needs_of, require_correctness
     from grpo_pl.rollout.sampler import episode_row
     from grpo_pl.types import Problem
-    from serve.score_worker import ScoreItems, score_items
+    from serve.score_items import ScoreItems, score_items
     from serve.scoring import closed_rewards
 
     require_correctness(closed_rewards(model), "an evaluation")  # before the policy is loaded

@@ -92,7 +92,7 @@ def filter(
         trained = None if model is None else find_model(Path(model), trust_rewards=trust_rewards)
         version = None
         if trained is not None:
-            from serve.weights import version_id
+            from serve.follow import version_id
 
             version = version_id(trained)
         conditions = (given.trees, given.options, data.digests(), version)

@@ -1,0 +1,215 @@
+"""``WorkerSpec``: a LitSpec whose routes ask the worker of its LitAPI, with deadlines and cancelling."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from itertools import count
+from typing import Any, TypeVar
+
+from fastapi import Request, Response
+from litserve.specs.base import LitSpec
+from litserve.utils import ResponseBufferItem
+from pydantic import BaseModel
+
+from serve.bodies import in_thread, read_body
+from serve.errors import ApiError, worker_lost
+from serve.worker import Answer, Cancel, InvalidRequest
+
+log = logging.getLogger(__name__)
+
+
+class QueueFull(ApiError):
+    """Too many requests wait already (429)."""
+
+    def __init__(self, waiting: int) -> None:
+        super().__init__(
+            429, f"{waiting} requests wait already; try again shortly.", code="queue_full", headers={"Retry-After": "1"}
+        )
+
+
+class Deadline:
+    """The time limit of a request, which starts when the object is made."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._began = seconds, time.monotonic()
+
+    def spent(self) -> float:
+        return time.monotonic() - self._began
+
+    def left(self) -> float:
+        return self._seconds - self.spent()
+
+    @asynccontextmanager
+    async def limit(self) -> AsyncIterator[None]:
+        """Context manager that cancels its body when the time is up.
+
+        Raises:
+            ApiError: the time is up (504).
+        """
+        try:
+            async with asyncio.timeout(self.left()):
+                yield
+        except TimeoutError:
+            raise self.passed() from None
+
+    def passed(self) -> ApiError:
+        message = f"not finished within {self._seconds:g} s: ask for less at once, or later."
+        return ApiError(504, message, code="deadline_exceeded")
+
+
+class Call:
+    """A request to a worker."""
+
+    def __init__(self, uid: int) -> None:
+        self.uid = uid
+        self.answer: Any = None
+        self._ended = False
+        self._failure: ApiError | None = None
+        self._news = asyncio.Event()
+
+    def end(self, failure: ApiError | None = None) -> None:
+        """Marks the call as ended, with the error for whoever waits for the answer, if any."""
+        if not self._ended:
+            self._ended, self._failure = True, failure
+            self._news.set()
+
+    async def result(self) -> Any:
+        """Waits for the answer of a request that has one."""
+        await self._news.wait()
+        if self._failure is not None:
+            raise self._failure
+        return self.answer
+
+
+C = TypeVar("C", bound=Call)
+B = TypeVar("B", bound=BaseModel)
+Handle = Callable[[B, Request], Coroutine[Any, Any, Response]]
+
+
+class WorkerSpec(LitSpec):
+    """The routes of a LitAPI, in the HTTP process. All answers of the worker come as messages of many requests, under
+    one entry of LitServe's response buffer.
+
+    Args:
+        api_path: the name of the worker's queue, which LitServe takes from the spec.
+        deadline: seconds after which an unfinished request gets 504.
+        max_queue: requests that may wait; further ones get 429.
+    """
+
+    def __init__(self, api_path: str, *, deadline: float, max_queue: int) -> None:
+        super().__init__()
+        self.api_path, self.deadline, self.max_queue = api_path, deadline, max_queue
+        self.calls: dict[int, Call] = {}
+        self._uids = count()
+        self._reader: asyncio.Task[None] | None = None
+        self._lost: Callable[[], ApiError] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"api_path": self.api_path}  # all that the worker's copy is asked for
+
+    @property
+    def stream(self) -> bool:
+        return True
+
+    @property
+    def is_alive(self) -> bool:
+        """False once the worker is lost."""
+        return self._lost is None
+
+    def add_route(self, path: str, kind: type[B], handle: Handle[B]) -> None:
+        """Adds ``POST path``, whose JSON body is checked as ``kind``; errors are answered in the format of OpenAI's."""
+
+        async def endpoint(request: Request) -> Response:
+            try:
+                return await handle(await read_body(request, kind), request)
+            except ApiError as error:
+                return error.response()
+
+        self.add_endpoint(path, endpoint, ["POST"])
+
+    async def ask(self, payload: Any, *, deadline: Deadline) -> Any:
+        """Sends ``payload`` and waits for the answer; cancelling it cancels the work.
+
+        Raises:
+            ApiError: the worker is lost (503), refuses (400) or fails (500), or the deadline has passed (504).
+        """
+        with self.registered(Call(next(self._uids)), deadline) as call:
+            await in_thread(self.send, call.uid, payload)  # pickling what is large takes time
+            return await call.result()
+
+    @contextmanager
+    def registered(self, call: C, deadline: Deadline) -> Iterator[C]:
+        """Hands answers to ``call`` while the context lasts, and cancels its work when it is left early.
+
+        At its deadline a call ends also if nobody reads it: a client that stopped reading would keep slots.
+        """
+        if self._lost is not None:
+            raise self._lost()
+        loop = asyncio.get_running_loop()
+        if self._reader is None:
+            self._reader = loop.create_task(self._read())
+        self.calls[call.uid] = call
+        timer = loop.call_later(deadline.left(), lambda: self.end(call, deadline.passed()))
+        try:
+            yield call
+        finally:
+            timer.cancel()
+            self._cancel(call)
+
+    def end(self, call: Call, error: ApiError) -> None:
+        """Cancels a call, with the error for who waits for it."""
+        self._cancel(call)
+        call.end(error)
+
+    def fail_all(self, reason: Callable[[], ApiError]) -> None:
+        """Ends all calls with ``reason()`` as their error, and refuses later ones with it."""
+        self._lost = reason
+        for call in list(self.calls.values()):
+            self.forget(call)
+            call.end(reason())
+
+    def send(self, uid: int, payload: Any) -> None:
+        """Sends a message of a call to the worker."""
+        if self._lost is not None:
+            return
+        try:
+            self.request_queue.put((self.response_queue_id, uid, time.monotonic(), payload))
+        except (EOFError, OSError):  # the process that holds LitServe's queues is gone
+            self._lost = worker_lost
+
+    def forget(self, call: Call) -> None:
+        """Removes a call that the worker is done with."""
+        del self.calls[call.uid]
+
+    def handle(self, message: Any) -> None:
+        """Takes one message of the worker."""
+        if (call := self.calls.get(message.uid)) is None:
+            return  # cancelled meanwhile
+        self.forget(call)
+        if isinstance(message, Answer):
+            call.answer = message.data
+            call.end()
+        elif isinstance(reason := message.reason, InvalidRequest):
+            call.end(ApiError(400, reason.message, param=reason.param, code=reason.code))
+        else:
+            call.end(ApiError(500, reason, code="worker_error"))
+
+    def _cancel(self, call: Call) -> None:
+        if call.uid in self.calls:
+            self.forget(call)
+            self.send(call.uid, Cancel())
+
+    async def _read(self) -> None:
+        buffer = ResponseBufferItem(asyncio.Event(), response_queue=deque())
+        self.response_buffer[self.api_path] = buffer
+        async for messages in self.data_streamer(buffer.response_queue, buffer.event):
+            for message in messages:
+                try:
+                    self.handle(message)
+                except Exception:  # a fault in the answer to one request must not end all others
+                    log.exception("an answer of the worker could not be read")
