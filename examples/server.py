@@ -10,7 +10,7 @@ from serve import PolicyAPI, RewardAPI
 
 def main(export: str, port: int) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: else LitServe's other processes go on
-    server = litserve.LitServer([PolicyAPI(export), RewardAPI(export)], workers_per_device={"/v1/score": 2})
+    server = litserve.LitServer([PolicyAPI(export), RewardAPI(export)], accelerator="cpu", timeout=False)
     server.run(host="127.0.0.1", port=port, num_api_servers=1, generate_client_file=False)
 
 

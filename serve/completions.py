@@ -19,7 +19,7 @@ from serve.answers import ChatFormat, Choice, ChoicesFormat, Chunk, CompletionFo
 from serve.bodies import in_thread, large_json_response
 from serve.calls import Call, Deadline, QueueFull, WorkerSpec
 from serve.errors import ApiError, bad_request, check_model, json_response
-from serve.follow import NotFollowed, version_id
+from serve.follow import Followed, version_id
 from serve.grammars import Grammar
 from serve.messages import Draw, Drew, Joined, Part, ScorePrompt
 from serve.metrics import ServerMetrics
@@ -339,8 +339,8 @@ class PolicySpec(WorkerSpec):
     def handle(self, message: Any) -> None:
         if isinstance(message, Drew):
             self._hand_out(message.columns)
-        elif isinstance(message, NotFollowed):
-            self.not_followed = message.error
+        elif isinstance(message, Followed):
+            self.version, self.not_followed = message.version or self.version, message.error
         elif isinstance(message, Joined):
             if isinstance(call := self.calls.get(message.uid), DrawCall):
                 call.joined, call.running = call.joined + message.count, call.running + message.count

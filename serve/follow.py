@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grpo_pl.config.objects import build, build_environment
-from grpo_pl.files.checkpoints import PATTERN, broken, facts_of, newest_whole, rollouts_of
+from grpo_pl.files.checkpoints import PATTERN, broken, facts_of, rollouts_of
 from grpo_pl.files.runs import RunFolder
 from grpo_pl.policy.loading import eos_ids
 from grpo_pl.policy.trained import ServedModel, find_model
@@ -29,10 +29,11 @@ _POLL_S = 1.0
 _DIGITS = 8
 
 
-class NotFollowed(NamedTuple):
-    """Message of the worker: why the newest checkpoint is not served; empty once one has been taken."""
+class Followed(NamedTuple):
+    """Message of the worker: the name of new weights, or why the newest checkpoint is passed over."""
 
-    error: str
+    version: str
+    error: str = ""
 
 
 class NewWeights(NamedTuple):
@@ -63,10 +64,10 @@ class Follower(threading.Thread):
     Args:
         model: what is served first.
         device: where weights are loaded to.
-        tell: called with ``NewWeights``, or with ``NotFollowed`` for a checkpoint that is passed over.
+        tell: called with ``NewWeights``, or with ``Followed`` for a checkpoint that is passed over.
     """
 
-    def __init__(self, model: ServedModel, device: Any, tell: Callable[[NewWeights | NotFollowed], None]) -> None:
+    def __init__(self, model: ServedModel, device: Any, tell: Callable[[NewWeights | Followed], None]) -> None:
         super().__init__(name="follow", daemon=True)
         self._model, self._device, self._tell = model, device, tell
         self._checkpoints = model.source.parent
@@ -88,7 +89,7 @@ class Follower(threading.Thread):
             except Exception as error:  # a library may raise anything on a broken file; the loaded weights go on
                 message = f"{path} is passed over: {' '.join(str(error).split())}"
                 log.warning("%s", message)
-                self._tell(NotFollowed(message))
+                self._tell(Followed("", message))
 
 
 def successor(path: Path, served: ServedModel) -> ServedModel:
@@ -150,9 +151,9 @@ def first_checkpoint(folder: Path) -> Path:
     if not run.config.is_file():
         raise ValueError(f"--follow {folder}: that is no run folder, because {run.config} is missing.")
     told = False
-    while (found := newest_whole(run.checkpoints, log.warning)) is None:
+    while (found := newest_sealed(run.checkpoints)[0]) is None or broken(found) is not None:
         if not told:
-            print(f"waiting for the first checkpoint of {folder}", flush=True)
+            print(f"waiting for the first whole checkpoint of {folder}", flush=True)
         told = True
         time.sleep(_POLL_S)
     return found

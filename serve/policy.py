@@ -22,7 +22,7 @@ from grpo_pl.rollout.native.continuous import ContinuousBatch, Drawn, batch_of
 from grpo_pl.rollout.processors import TokenMask
 from grpo_pl.rollout.thinking import ThoughtMask
 from serve.completions import PolicySpec
-from serve.follow import Follower, NewWeights, NotFollowed, version_id
+from serve.follow import Followed, Follower, NewWeights, version_id
 from serve.grammars import CompiledGrammar, Grammars, Unusable
 from serve.messages import Draw, Drew, Joined, Part, ScorePrompt
 from serve.worker import Answer, Cancel, Failure, InvalidRequest, Mailbox, Origin, WorkerAPI
@@ -145,7 +145,7 @@ class Decoding:
             self._cancel(origin, message.indices)
         elif isinstance(message, NewWeights):
             self._swap(message)
-        elif isinstance(message, NotFollowed):
+        elif isinstance(message, Followed):
             self._mailbox.tell(origin, message)
 
     def _enter_compiled(self, message: _Compiled) -> None:
@@ -319,7 +319,7 @@ class Decoding:
             except Exception as error:
                 log.exception("a completion could not go on with new weights")
                 self._fail(request, str(error))
-        self._mailbox.tell(Origin(0, -1), NotFollowed(""))
+        self._mailbox.tell(Origin(0, -1), Followed(self._version))
 
 
 class _Compiled(NamedTuple):

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _HALF = "\N{REPLACEMENT CHARACTER}"  # what decoders write for the first bytes of a character
+_MOST_HELD = 8  # tokens that wait for the rest of a character, which no tokenizer cuts into more than four
 
 
 class TextStream:
@@ -80,7 +81,7 @@ class TextStream:
         decode, known = self._tokenizer.decode, self.tokens[self._anchor : self._read]
         context = str(decode(known, skip_special_tokens=True)) if known else ""
         whole = str(decode(self.tokens[self._anchor :], skip_special_tokens=True))
-        if whole.endswith(_HALF) and not final:
+        if whole.endswith(_HALF) and not final and len(self.tokens) - self._read < _MOST_HELD:
             return
         self.text += whole[len(context) :]
         self._anchor, self._read = self._read, len(self.tokens)
