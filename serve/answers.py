@@ -163,6 +163,10 @@ class ChoicesFormat:
         answer = {**self._head(self.object_name), "choices": [self._choice(c) for c in choices], "usage": usage}
         return answer | self._prompt_ids(choices[0], of_choice=False)
 
+    def opening(self, choice: Choice) -> str:
+        """The event before the first token of a choice, with the text that the server prefilled or echoes."""
+        raise NotImplementedError
+
     def chunk(self, choice: Choice, text: str, tokens: Sequence[ScoredToken], choices: Sequence[Choice]) -> str:
         if not text and not tokens and choice.finish is None:
             return ""

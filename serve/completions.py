@@ -112,7 +112,8 @@ class PolicySpec(WorkerSpec):
         self._texts = TokenTexts(model.tokenizer)
         self._streams = 0
         self._unread: set[DrawCall] = set()  # streams with tokens for which their reader has not been woken
-        self._woken_at, self._wake_timer = 0.0, None  # type: ignore[var-annotated]
+        self._woken_at = 0.0
+        self._wake_timer: asyncio.TimerHandle | None = None
         self.add_route(CHAT, ChatRequest, self.chat)
         self.add_route("/v1/completions", CompletionRequest, self.completions)
         self.add_route("/tokenize", TokenizeRequest, self.tokenize)
@@ -343,7 +344,7 @@ class PolicySpec(WorkerSpec):
             self.version, self.not_followed = message.version or self.version, message.error
         elif isinstance(message, Joined):
             if isinstance(call := self.calls.get(message.uid), DrawCall):
-                call.joined, call.running = call.joined + message.count, call.running + message.count
+                call.joined, call.running = call.joined + message.slots, call.running + message.slots
                 self.version = message.version
         else:
             super().handle(message)

@@ -36,7 +36,7 @@ class Joined(NamedTuple):
     """Message that so many further completions of a request have got a slot, and the name of the weights."""
 
     uid: int
-    count: int
+    slots: int
     version: str
 
 

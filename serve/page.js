@@ -96,7 +96,11 @@ function requestCode(form) {
 function showCode() {
   if (!at("code").open) return;
   let code;
-  try { code = requestCode(asked()); } catch (error) { return fail(error.message); }
+  try {
+    const form = asked();
+    if (at("seed").value === "" && state.seed !== undefined) form.options.seed = state.seed;  // of the group on the screen
+    code = requestCode(form);
+  } catch (error) { return fail(error.message); }
   at("snippets").replaceChildren(...Object.entries(code).map(([name, text]) => {
     const button = element("button", { type: "button", text: `Copy as ${name}` });
     const shown = element("pre", { text, tabindex: 0, "aria-label": `the request as ${name}` });
@@ -327,7 +331,8 @@ async function goOn(s, form, reply, signal) {
 
 async function sample(signal) {
   const form = asked();
-  Object.assign(state, { samples: [], kind: null, promptTokens: null });
+  Object.assign(state, { samples: [], kind: null, promptTokens: null, seed: form.options.seed });
+  showCode();
   at("samples").replaceChildren();
   at("kinds").replaceChildren();
   at("figures").replaceChildren();
@@ -366,6 +371,13 @@ async function start(work) {
   }
 }
 
+function showExample(example) {
+  state.example = example;
+  at("problem").value = example.problem;
+  at("answer").value = example.answer;
+  showCode();
+}
+
 at("form").addEventListener("submit", async (event) => {
   event.preventDefault();
   if (state.running) { state.running.abort(); return; }
@@ -373,6 +385,8 @@ at("form").addEventListener("submit", async (event) => {
 });
 // An answer belongs to the problem it was typed for.
 at("problem").addEventListener("input", () => { at("answer").value = ""; });
+at("greedy").addEventListener("click", () => { Object.assign(at("temperature"), { value: 0 }); at("n").value = 1; at("form").requestSubmit(); });
+at("another").addEventListener("click", () => showExample(state.examples[(state.examples.indexOf(state.example) + 1) % state.examples.length]));
 at("form").addEventListener("input", showCode);
 at("code").addEventListener("toggle", showCode);
 at("sort").addEventListener("change", sortCards);
@@ -384,13 +398,12 @@ matchMedia("(prefers-color-scheme: dark)").onchange = () => at("figures").redraw
 
 fetch("/v1/models").then((r) => r.json()).then((models) => {
   const m = models.data[0];
-  Object.assign(state, { model: m.id, example: m.example ?? null });
+  Object.assign(state, { model: m.id, example: m.example ?? null, examples: m.examples ?? [] });
+  at("another").hidden = state.examples.length < 2;
   const facts = [m.id, m.context_length && `context of ${m.context_length} tokens`, m.objective && `trained with ${m.objective}`];
   at("model").textContent = facts.filter(Boolean).join(" · ");
   at("max_tokens").placeholder = m.max_completion_length;
   if (m.temperature) at("temperature").value = m.temperature;
-  if (m.example && at("problem").value === "") {
-    at("problem").value = m.example.problem;
-    at("answer").value = m.example.answer;
-  }
+  if (m.examples) state.example = state.examples[0];
+  if (state.example && at("problem").value === "") showExample(state.example);
 }).catch(() => fail("the server does not answer"));

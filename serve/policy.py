@@ -302,7 +302,7 @@ class Decoding:
 
     def _take(self, weights: NewWeights) -> None:
         self._weights, self._version = weights, version_id(weights.model)
-        self._batch = self._new_batch()
+        self._batch: ContinuousBatch = self._new_batch()
 
     def _new_batch(self) -> ContinuousBatch:
         return batch_of(replace(self._model, precision=self._weights.model.precision), self._weights.policy, self._size)

@@ -50,43 +50,26 @@ class BaseRequest(Body):
 
 
 class Sampling(BaseRequest):
-    """Sampling parameters, which chat, completions and evaluate share."""
+    """Sampling parameters, which chat, completions and evaluate share; docs/serving.md says what each means."""
 
     n: int = Field(1, ge=1, le=MAX_SAMPLES)
-    """Completions per prompt."""
     seed: Seed | None = None
-    """Determines the completions; without a seed they differ from call to call."""
     temperature: float | None = Field(None, ge=0.0, le=100.0)
-    """Divides the logits; 0 takes the most likely token. By default that of training."""
     top_p: float = Field(1.0, ge=_SMALLEST, le=1.0)
-    """Draw from the smallest set of tokens with this probability mass; 1 is off."""
     top_k: Annotated[int, AfterValidator(lambda k: max(k, 0))] = Field(0, ge=-1)
-    """Draw among the k most likely tokens; 0 and -1 are off."""
     min_p: float = Field(0.0, ge=0.0, le=1.0)
-    """Exclude tokens with less than this times the probability of the most likely one; 0 is off."""
     repetition_penalty: float = Field(1.0, ge=0.01, le=100.0)
-    """Divides positive logits, and multiplies others, of tokens in the prompt or the completion; 1 is off."""
     presence_penalty: Penalty = 0.0
-    """Subtracted once from the logit of each token that the completion holds; 0 is off."""
     frequency_penalty: Penalty = 0.0
-    """Subtracted from the logit of a token for each time that the completion holds it; 0 is off."""
     logit_bias: Annotated[
         dict[_TokenName, Annotated[float, Field(ge=-100.0, le=100.0)]], BeforeValidator(_at_most_1024)
     ] = Field({})
-    """Token id -> a number that is added to its logit."""
     min_tokens: int = Field(0, ge=0)
-    """Tokens before which a completion does not end."""
     bad_words: list[Short] = Field([], max_length=128, fail_fast=True)
-    """Texts that a completion must not hold."""
     max_thinking_tokens: int | None = Field(None, ge=1)
-    """Tokens after which a thought that goes on is ended. By default the thinking budget of training, if it was one
-    number, where the template is used."""
     max_tokens: int | None = Field(None, ge=1)
-    """Most tokens of a completion; by default that of training."""
     max_completion_tokens: int | None = Field(None, ge=1)
-    """The same as max_tokens."""
     max_completion_length: int | None = Field(None, ge=1)
-    """The same as max_tokens."""
 
     @field_validator("temperature")
     @classmethod
@@ -186,20 +169,13 @@ def _grammar(kind: Literal["json", "choice"], given: dict[str, Any] | list[str] 
 
 class _GenerationRequest(Sampling):
     stop: StopTexts = Field([])
-    """Up to 16 texts that end a completion and are not part of it."""
     stop_token_ids: list[TokenId] = Field([], max_length=128, fail_fast=True)
-    """Tokens that end a completion and are not part of its text."""
     stream: bool = False
-    """Send the answer in chunks, as server-sent events."""
     stream_options: StreamOptions = StreamOptions()
     ignore_eos: bool = False
-    """Do not end a completion at end tokens, so that it has the full length; for measurements."""
     return_token_ids: bool = False
-    """Return the token ids of prompts and completions as well."""
     response_format: ResponseFormat | None = None
-    """The form of a completion: text, a JSON object, or JSON that follows a schema."""
     structured_outputs: StructuredOutputs | None = None
-    """The same in vLLM's format, and more: a regular expression, JSON, or a choice of texts."""
 
     @model_validator(mode="after")
     def _one_grammar(self) -> Self:
@@ -219,9 +195,7 @@ class ChatRequest(_GenerationRequest, Conversing):
 
     ignored = fields.CHAT
     logprobs: bool = False
-    """Return the log-probability of every token."""
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    """With logprobs: return this many likely tokens at every position."""
 
     @model_validator(mode="after")
     def _fields_fit(self) -> Self:
@@ -258,11 +232,8 @@ class CompletionRequest(_GenerationRequest):
         chosen("a text, a list of texts, a list of token ids, or a list of such lists", _kind_of_prompt),
     ]
     logprobs: int | None = Field(None, ge=0, le=20)
-    """Return the log-probability of every token, and of this many likely tokens at its position."""
     max_tokens: int | None = Field(None, ge=0)
-    """Most tokens of a completion; 0 is allowed with echo and draws none."""
     echo: bool = False
-    """Begin the text with the prompt; with logprobs, return those of its tokens as well."""
 
     @model_validator(mode="after")
     def _nothing_only_with_echo(self) -> Self:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import errno
 import gc
 import json
 import logging
@@ -24,6 +23,7 @@ from typing import Any
 
 import litserve
 from fastapi import FastAPI, Response
+from fastapi.routing import APIRoute
 from litserve.utils import WorkerSetupStatus
 
 from grpo_pl.policy.loading import choose_device
@@ -54,20 +54,6 @@ _GIVE_BACK_S = 10.0  # between two returns of freed memory to the system
 _CONNECTIONS = 1024  # or fewer, where the limit on open files is lower
 _RESERVE = 64  # descriptors for everything but connections
 _WARM_UP_CHARS = 16
-_ROUTES = [
-    ("POST", CHAT, "OpenAI chat, streaming and not"),
-    ("POST", "/v1/completions", "the same for plain prompts"),
-    ("POST", "/tokenize", "text or messages to token ids"),
-    ("POST", "/detokenize", "token ids to text"),
-    ("POST", "/v1/score", "the checkpoint's rewards over given completions"),
-    ("POST", "/v1/evaluate", "generate, score, pass@k and maj@k with intervals"),
-    ("GET", "/v1/models", "the model's name"),
-    ("GET", "/v1/models/{id}", "the same for one"),
-    ("GET", "/health", "the workers are alive (no key needed)"),
-    ("GET", "/ready", "requests are taken"),
-    ("GET", "/metrics", "Prometheus metrics"),
-    ("GET", "/", "a page to try it out"),
-]
 
 
 class PolicyServer(litserve.LitServer):
@@ -155,6 +141,7 @@ class PolicyServer(litserve.LitServer):
             "temperature": self.model.sampling.temperature,
             "objective": group_objective(self.model.algorithm).trained or None,
             "example": next(iter(self.model.examples), None),
+            **({"examples": list(self.model.examples)} if len(self.model.examples) > 1 else {}),
         }
 
     async def _metrics(self) -> Response:
@@ -280,7 +267,7 @@ class PolicyServer(litserve.LitServer):
         message = {"model": model.name, "messages": [{"role": "user", "content": problem}]}
         lines = [
             f"{model.name} ({model.source}) is served at {address} after {time.time() - self.began:.1f} s.",
-            *(f"  {method + ' ' + path:<27} {told}" for method, path, told in _ROUTES),
+            *(f"  {', '.join(route.methods)} {route.path}" for route in self.app.routes if isinstance(route, APIRoute)),
             f"curl {address}{CHAT}{key} -H 'Content-Type: application/json' -d '{json.dumps(message)}'",
         ]
         print("\n".join(lines), flush=True)
@@ -330,7 +317,7 @@ def _bound(settings: ServeSettings) -> Iterator[socket.socket]:
         try:
             listener.bind(address)
         except OSError as error:
-            reason = os.strerror(error.errno) if error.errno in errno.errorcode else str(error)
+            reason = error.strerror or str(error)
             raise ValueError(f"cannot listen on {address[0]}, port {address[1]}: {reason}. Choose another.") from None
         yield listener
 

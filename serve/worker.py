@@ -68,7 +68,7 @@ class Mailbox:
     answers of one step leave together, as one message for each HTTP process."""
 
     def __init__(self, name: str, loop: LitLoop, request_queue: Any, transport: Any) -> None:
-        self._name, self._loop, self._transport = name, loop, transport
+        self._name, self._loop, self._out = name, loop, transport
         self._received: SimpleQueue[tuple[Origin, Any]] = SimpleQueue()
         self._told: defaultdict[int, list[Any]] = defaultdict(list)
         threading.Thread(target=self._receive, args=(request_queue,), name="requests", daemon=True).start()
@@ -103,7 +103,7 @@ class Mailbox:
         told, self._told = self._told, defaultdict(list)
         for consumer, messages in told.items():
             self._loop.put_response(
-                transport=self._transport,
+                transport=self._out,
                 response_queue_id=consumer,
                 uid=self._name,
                 response_data=messages,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -208,6 +209,33 @@ def test_the_request_runs_as_python_and_with_curl(page: Browser, server: Any) ->
         told = subprocess.run(["sh", "-c", curl], env=environment, capture_output=True, text=True, check=True)
         texts = [choice["message"]["content"] for choice in json.loads(told.stdout)["choices"]]
         assert texts == page.texts("article .body > .text")
+
+
+def test_without_a_seed_the_request_has_that_of_the_group_on_the_screen(page: Browser) -> None:
+    page.fill("seed", "")
+    page.open_details("#code")
+    _sample(page, 2)
+    seed = next(text for text in page.texts(".figure") if text.startswith("seed ")).removeprefix("seed ")
+    assert all(re.search(rf"seed\W+{seed}\b", text) for text in page.texts(".snippet pre"))
+
+
+def test_greedy_draws_one_sample_at_temperature_0(page: Browser) -> None:
+    page.fill("problem", "12+34=")
+    page.click("#greedy")
+    until(lambda: page.run("return document.querySelectorAll('article:not(.live)').length") == 1)
+    assert page.run("return [document.getElementById('temperature').value, document.getElementById('n').value]") == [
+        "0",
+        "1",
+    ]
+
+
+def test_nothing_of_a_tile_is_clipped(page: Browser) -> None:
+    page.fill("max_tokens", "4000")
+    _sample(page, 32)
+    clipped = """return [...document.querySelectorAll('.length')].filter((e) => {
+      const [own, card] = [e.getBoundingClientRect(), e.closest('article').getBoundingClientRect()];
+      return own.right > card.right + 1 || own.bottom > card.bottom + 1; }).length"""
+    assert page.run(clipped) == 0
 
 
 def test_a_refusal_of_the_server_is_shown(page: Browser) -> None:

@@ -119,7 +119,7 @@ def test_free_slots_go_to_the_request_with_fewest_the_earliest_first(weights: Ne
         weights,
         [(0, large, _draw(list(range(20)), length=6)), (2, second, _draw([100])), (2, third, _draw([200, 201]))],
     )
-    joined = [(origin.uid, message.count) for origin, message in script.told if isinstance(message, Joined)]
+    joined = [(origin.uid, message.slots) for origin, message in script.told if isinstance(message, Joined)]
     assert joined[0] == (0, SLOTS)
     assert {uid for uid, _ in joined[1:4]} >= {1, 2}  # as soon as places are free
     assert sum(count for uid, count in joined if uid == 0) == 20
