@@ -77,11 +77,11 @@ class Server:
         return json.loads(data)
 
     def processes(self) -> dict[str, psutil.Process]:
-        """The front process and its workers."""
-        front = psutil.Process(self.process.pid)
-        spawned = [c for c in front.children() if "spawn_main" in " ".join(c.cmdline())]
-        by_size = sorted(spawned, key=lambda child: child.memory_info().rss)
-        return {"front": front} | dict(zip(("score", "generate"), by_size, strict=True))
+        """The process that answers HTTP, the workers, and the process with LitServe's queues."""
+        children = psutil.Process(self.process.pid).children()
+        started = sorted(children, key=lambda child: (child.create_time(), child.pid))
+        own = [child for child in started if "resource_tracker" not in " ".join(child.cmdline())]
+        return dict(zip(("queues", "generate", "score", "front"), own, strict=True))
 
     def rss_mb(self) -> dict[str, float]:
         """Resident memory of each process in MiB."""

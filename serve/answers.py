@@ -103,11 +103,6 @@ class Choice:
     def calls(self) -> Sequence[MadeCall]:
         return () if self.reader is None else self.reader.calls
 
-    @property
-    def text_after(self) -> int:
-        """Number of calls before the text begins."""
-        return 0 if self.reader is None else self.reader.text_after
-
     def new_calls(self) -> list[tuple[int, MadeCall]]:
         """(index, call) of the calls that have not been sent; they count as sent from now on."""
         before, self.calls_sent = self.calls_sent, len(self.calls)

@@ -116,6 +116,7 @@ class Decoding:
         self._scoring: deque[tuple[Origin, ScorePrompt]] = deque()  # one is handled per step
         self._owners: dict[int, tuple[_Request, int]] = {}  # by sequence: whose, and the index of its completion
         self._most_tokens = 1  # in the next step
+        self._batch: ContinuousBatch
         self._take(weights)
 
     def run(self) -> None:
@@ -302,7 +303,7 @@ class Decoding:
 
     def _take(self, weights: NewWeights) -> None:
         self._weights, self._version = weights, version_id(weights.model)
-        self._batch: ContinuousBatch = self._new_batch()
+        self._batch = self._new_batch()
 
     def _new_batch(self) -> ContinuousBatch:
         return batch_of(replace(self._model, precision=self._weights.model.precision), self._weights.policy, self._size)

@@ -267,7 +267,7 @@ class PolicyServer(litserve.LitServer):
         message = {"model": model.name, "messages": [{"role": "user", "content": problem}]}
         lines = [
             f"{model.name} ({model.source}) is served at {address} after {time.time() - self.began:.1f} s.",
-            *(f"  {', '.join(route.methods)} {route.path}" for route in self.app.routes if isinstance(route, APIRoute)),
+            *(f"  {' '.join([*(r.methods or ()), r.path])}" for r in self.app.routes if isinstance(r, APIRoute)),
             f"curl {address}{CHAT}{key} -H 'Content-Type: application/json' -d '{json.dumps(message)}'",
         ]
         print("\n".join(lines), flush=True)

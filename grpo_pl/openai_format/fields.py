@@ -209,18 +209,6 @@ AGENT = IgnoredFields(
 )
 """What else an agent in training may send: text that a grammar or a penalty shaped would not be the policy's own."""
 COMPLETION = IgnoredFields(_FOR_WHOM | _VLLM | {"add_special_tokens": (True,), "suffix": ("",)}, _INSTEAD)
-RESPONSES = IgnoredFields(
-    {
-        **_FOR_WHOM,
-        **dict.fromkeys(("conversation", "max_tool_calls", "moderation", "previous_response_id", "prompt"), ()),
-        "background": (False,),
-        "context_management": ([],),
-        "include": ([], ["reasoning.encrypted_content"]),  # a part that a text answer never has
-        "reasoning": ({},),
-        "truncation": ("disabled", "auto"),  # a conversation that is too long is refused
-    },
-    {"max_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format"},
-)
 STREAM_OPTIONS = IgnoredFields({"include_obfuscation": ANY})
 MESSAGE = IgnoredFields(
     {
@@ -232,14 +220,6 @@ MESSAGE = IgnoredFields(
     }
 )
 TOOL_CALL = IgnoredFields({"index": ANY})
-RESPONSE_ITEM = IgnoredFields(
-    {
-        **dict.fromkeys(("created_by", "id", "status"), ANY),
-        **dict.fromkeys(
-            ("async", "async_", "caller", "name", "namespace"), ()
-        ),  # OpenAI's client writes its own name, too
-    }
-)
 CONTENT_PART = IgnoredFields({"annotations": ([],), "cache_control": ANY, "logprobs": ([],)})
 JSON_SCHEMA = IgnoredFields(dict.fromkeys(("description", "name", "strict"), ANY))
 EVALUATION = IgnoredFields(_FOR_WHOM, _INSTEAD)

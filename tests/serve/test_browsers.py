@@ -85,12 +85,12 @@ def locked(start: Callable[..., Any], foreign: int) -> Any:
 def _open(browser: Browser, server: Any) -> None:
     """With the key as the password that a browser would ask its user for, and send from then on."""
     browser.open(server.address.replace("http://", f"http://me:{KEY}@") + "/")
+    browser.open(server.address + "/")
     until(lambda: "tiny" in browser.text("#model"))
 
 
 def test_a_person_with_the_key_opens_the_page_and_uses_it(locked: Any, browser: Browser) -> None:
     _open(browser, locked)
-    browser.open(locked.address + "/")
     browser.fill("problem", "12+34=")
     browser.fill("n", "2")
     browser.click("#go")
