@@ -139,8 +139,13 @@ class WorkerSpec(LitSpec):
             ApiError: the worker is lost (503), refuses (400) or fails (500), or the deadline has passed (504).
         """
         with self.registered(Call(next(self._uids)), deadline) as call:
-            await in_thread(self.send, call.uid, payload)  # pickling what is large takes time
-            return await call.result()
+            sending = asyncio.ensure_future(in_thread(self.send, call.uid, payload))  # to pickle much takes time
+            try:
+                await asyncio.shield(sending)
+                return await call.result()
+            finally:
+                if not sending.done():  # the cancellation must come behind what it cancels
+                    sending.add_done_callback(lambda _: self.send(call.uid, Cancel()))
 
     @contextmanager
     def registered(self, call: C, deadline: Deadline) -> Iterator[C]:
