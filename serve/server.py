@@ -208,10 +208,10 @@ class PolicyServer(litserve.LitServer):
 
     def _end_all(self) -> None:
         """Ends what LitServe leaves behind where the start failed."""
-        for worker in getattr(self, "inference_workers", ()):
-            worker.kill()
         if self.transport_config.manager is not None:
             self.transport_config.manager.shutdown()
+        for child in multiprocessing.active_children():  # for which the end of this process would wait
+            child.kill()
 
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
@@ -287,8 +287,12 @@ async def _give_back_memory() -> None:
 def _stop(number: int, frame: Any) -> None:
     """Ends ``LitServer.run`` as Ctrl-C does; what follows is not interrupted."""
     for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, signal.SIG_IGN)
+        signal.signal(each, _ignore)  # SIG_IGN would complain of signals that have come already
     raise KeyboardInterrupt
+
+
+def _ignore(number: int, frame: Any) -> None:
+    """Does nothing."""
 
 
 def _default_signals() -> None:
