@@ -91,7 +91,7 @@ def requests() -> dict[str, tuple[str, str, Any]]:
         "bad role": _asked(messages=[{"role": "robot", "content": "1"}]),
         "no messages": {"seed": 1},
         "bad temperature": _asked(temperature=-1),
-        "unknown field": _asked(temprature=1),
+        "unknown field": _asked(max_token=1),
         "unsupported": _asked(functions=[{"name": "f"}]),
         "other model": _asked(model="other"),
         "too long": _asked("1+" * 4000),

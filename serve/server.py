@@ -88,7 +88,7 @@ class PolicyServer(litserve.LitServer):
         super().__init__(
             [self.policy_api, self.reward_api],
             accelerator=kind,  # type: ignore[arg-type]
-            devices=[int(number or 0)] if kind == "cuda" else 1,  # type: ignore[arg-type]
+            devices=[int(number)] if number else 1,  # type: ignore[arg-type]
             timeout=False,
             middlewares=middlewares(settings, self.metrics.observe),
             disable_openapi_url=True,

