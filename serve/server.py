@@ -82,6 +82,7 @@ class PolicyServer(litserve.LitServer):
         self.metrics = self.rewards.metrics = self.policy.metrics
         self.policy.add_route("/v1/evaluate", EvaluateRequest, EvaluateRoute(self.policy, self.rewards).evaluate)
         self.model: ServedModel = model
+        self._objective = group_objective(model.algorithm).trained or None
         self._warm = False
         self._lost = multiprocessing.RawValue(ctypes.c_bool, False)  # set by the HTTP process, read by the first one
         kind, _, number = choose_device(settings.device).partition(":")
@@ -139,7 +140,7 @@ class PolicyServer(litserve.LitServer):
             "max_model_len": self.model.context,  # vLLM's name
             "max_completion_length": self.model.sampling.max_completion_length,
             "temperature": self.model.sampling.temperature,
-            "objective": group_objective(self.model.algorithm).trained or None,
+            "objective": self._objective,
             "example": next(iter(self.model.examples), None),
             **({"examples": list(self.model.examples)} if len(self.model.examples) > 1 else {}),
         }
