@@ -215,8 +215,12 @@ def compiled(vocabulary: Any, kind: str, text: str) -> Any:
     return matcher
 
 
-def _check_schema(schema: Any) -> None:
-    """Refuses parts of a schema that ``LIMITS`` do not bound: llguidance would take minutes and gigabytes for them."""
+def check_schema(schema: Any) -> None:
+    """Refuses parts of a schema that ``LIMITS`` do not bound: llguidance would take minutes and gigabytes for them.
+
+    Raises:
+        Unusable: there is such a part.
+    """
     if isinstance(schema, dict):
         multiple, all_of = schema.get("multipleOf"), schema.get("allOf")
         if isinstance(multiple, int | float) and multiple > _MOST_MULTIPLE:
@@ -224,7 +228,7 @@ def _check_schema(schema: Any) -> None:
         if isinstance(all_of, list) and len(all_of) > _MOST_TOGETHER:
             raise Unusable(f"allOf may have at most {_MOST_TOGETHER} members")
     for each in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
-        _check_schema(each)
+        check_schema(each)
 
 
 def _source(kind: str, text: str) -> str:
@@ -238,7 +242,7 @@ def _source(kind: str, text: str) -> str:
         choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(text))
         return str(LLMatcher.grammar_from_lark(f"start: {choices}"))
     try:
-        _check_schema(json.loads(text))
+        check_schema(json.loads(text))
     except RecursionError:
         raise Unusable("the schema nests too deeply") from None
     # at most one blank between the parts: small models would fill a completion with them

@@ -19,7 +19,7 @@ from grpo_pl.types import SampleKey, SamplingParams
 from serve.bodies import in_thread
 from serve.conversations import Conversation, Renderer
 from serve.errors import ApiError, bad_request
-from serve.grammars import MAX_GRAMMAR, Grammar
+from serve.grammars import MAX_GRAMMAR, Grammar, Unusable, check_schema
 from serve.messages import Part
 from serve.schemas import EvalProblem, Sampling
 from serve.settings import MAX_TOKENS
@@ -75,9 +75,14 @@ class Prompts:
         """The grammar of an answer that must call one of these tools and holds nothing else.
 
         Raises:
-            ApiError: the policy's form of calls has no grammar, or the grammar is too long (400).
+            ApiError: the policy's form of calls has no grammar, or the grammar takes too much (400).
         """
         rules = [f"call{i}" for i in range(len(tools))]
+        try:
+            for tool in tools:
+                check_schema(tool.for_template)
+        except Unusable as error:
+            raise bad_request("tools", f"an answer cannot be held to them: {error}.") from None
         try:
             parts = [
                 self.model.tools.parser.grammar(rule, tool.name, tool.for_template)
