@@ -151,7 +151,8 @@ MUTATIONS = [
     ),
     *_all(
         "server", "serve", "tests/serve/test_hostile.py -k key",
-        ('hmac.compare_digest(given.encode("latin-1").strip(), self._key)', 'given.encode("latin-1")[:1] == self._key[:1]'),
+        ('hmac.compare_digest(given.encode("latin-1").strip(), self._key)',
+         'given.encode("latin-1")[:1] == self._key[:1]'),
     ),
     *_all(
         "server", "serve", "tests/serve/test_client.py",
