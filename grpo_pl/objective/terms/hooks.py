@@ -22,7 +22,7 @@ _TOKENS = (
 )
 """Names of tokens that the pipeline gives, in one run or another."""
 _METRICS = ("entropy", "reward", "loss", "lr")
-"""Names of metrics that are logged behind those of terms."""
+"""Names of metrics that the module logs itself, after those of terms."""
 
 
 def credited(terms: Terms, collected: CollectedTokens) -> CollectedTokens:
@@ -99,8 +99,8 @@ def with_masks(terms: Terms, policy: Tensor, tokens: TokenBatch) -> Tensor:
 def with_losses(
     terms: Terms, total: Tensor, tokens: TokenBatch, stats: dict[str, Tensor], *, behind_entropy: bool
 ) -> Tensor:
-    """The loss (B, T) of each token with those of the terms before or behind the entropy bonus, whose metrics go into
-    ``stats``."""
+    """The loss (B, T) of each token with those of the terms whose place is before, or behind, the entropy bonus; their
+    metrics go into ``stats``."""
     for name, term in terms.items():
         if term.behind_entropy != behind_entropy:
             continue
@@ -169,10 +169,8 @@ def _all_finite(tokens: Mapping[str, Tensor]) -> bool:
     """True if the policy's tokens are finite in every tensor; else a step that is not finite is skipped on all ranks,
     and no term is at fault."""
     mask = tokens["mask"]
-    floats = [t for t in tokens.values() if t.is_floating_point() and t.shape[:2] in (mask.shape, (len(mask), 1))]
-    return all(
-        bool((t.isfinite() | ~mask.unsqueeze(-1) if t.dim() > 2 else t.isfinite() | ~mask).all()) for t in floats
-    )
+    given = [t for t in tokens.values() if t.is_floating_point() and t.shape[:2] in (mask.shape, (len(mask), 1))]
+    return all(bool(t.expand(*mask.shape, *t.shape[2:])[mask].isfinite().all()) for t in given)
 
 
 def fault(name: str, told: str) -> ValueError:
