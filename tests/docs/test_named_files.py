@@ -26,7 +26,7 @@ def test_every_file_that_a_page_names_is_there() -> None:
             if not name.startswith(("runs/", "my_package/", "rollout-")):
                 assert any((place / name).exists() for place in PLACES), f"{page.name} names {name}"
         for link in re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", prose):
-            assert (page.parent / link).exists(), f"{page.name} links to {link}"
+            assert (page.parent / link).is_file(), f"{page.name} links to {link}, which is no file"
 
 
 def test_every_module_that_a_page_names_is_there() -> None:
