@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
@@ -69,7 +70,11 @@ def facts_of(trainer: Trainer, module: GRPOModule) -> dict[str, Any]:
         "seed": module.seed,
         "objective": objective_name(module.configured_algorithm),
         "rollouts": data.steps,
-        "compute": {"precision": str(trainer.precision), "decoder": module.decoder or ""},
+        "compute": {
+            "precision": str(trainer.precision),
+            "decoder": module.decoder or "",
+            "threads": torch.get_num_threads(),
+        },
         "examples": examples_of(data),
         "data": {
             "source": type(data.source).__name__,
@@ -77,9 +82,22 @@ def facts_of(trainer: Trainer, module: GRPOModule) -> dict[str, Any]:
             "held_out": {name: len(problems) for name, problems in data.held_out().items()},
         },
         "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
-        "machine": {"system": platform.platform(), "device": str(trainer.strategy.root_device)},
+        "machine": {
+            "system": platform.platform(),
+            "processor": processor_name(),
+            "device": str(trainer.strategy.root_device),
+        },
         "processes": trainer.world_size,
     }
+
+
+def processor_name() -> str:
+    """The kind of processor, and the instructions that torch takes; bits of a run depend on both."""
+    kind = platform.processor() or platform.machine()
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        kind = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"{kind}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def command_typed(argv: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from grpo_pl.callbacks.lightning_loops import completed_rollouts
 from grpo_pl.callbacks.record import plain_fields
 from grpo_pl.distributed.sharding import whole_model
 from grpo_pl.files.runs import RunFolder
@@ -51,6 +52,7 @@ class ExportPolicy(Callback):
                 algorithm=plain_fields(module.configured_algorithm),
                 precision=str(trainer.precision),
                 decoder=module.decoder or "",
+                run={"name": run.path.name, "step": completed_rollouts(trainer)},
             )
             card = model_card(run, name=run.path.name, rewards=trained.rewards)
             export_policy(self.folder, trained, model=model, tokenizer=module.tokenizer, card=card)

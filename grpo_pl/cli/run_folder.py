@@ -13,6 +13,7 @@ from lightning.pytorch.loggers import Logger
 
 from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
 from grpo_pl.callbacks.completions import CompletionsLog
+from grpo_pl.callbacks.digests import Digests
 from grpo_pl.callbacks.held_out import HeldOutLog, ValidateAtBothEnds
 from grpo_pl.callbacks.metrics_csv import EventFiles, MetricsCSV
 from grpo_pl.callbacks.progress import StageProgress
@@ -38,6 +39,10 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "enable_model_summary": False,
 }
 """Settings of Lightning's Trainer that every run has."""
+
+
+WITH_SETTINGS = (RolloutCheckpoint, CompletionsLog, SampleTable, Digests, RewardWatch)
+"""Callbacks of every ``fit`` whose settings stand in its configuration."""
 
 
 def open_run(root: str | Path, name: str, *, config: str | None = None, resume: bool = False) -> OpenRun:
@@ -75,7 +80,7 @@ def trainer_arguments(folder: RunFolder, **others: Any) -> dict[str, Any]:
             add to those of a run, where a callback takes the place of the run's own one that it is or extends.
     """
     given = as_list(others.pop("callbacks", None))
-    own = [StageProgress(), *run_callbacks(folder), RolloutCheckpoint(), CompletionsLog(), SampleTable(), RewardWatch()]
+    own = [StageProgress(), *run_callbacks(folder), *(kind() for kind in WITH_SETTINGS)]
     callbacks = [*given, *(callback for callback in own if not any(replaces(callback, mine) for mine in given))]
     write_into(folder, callbacks)
     arguments = {
@@ -130,6 +135,8 @@ def write_into(folder: RunFolder, callbacks: Iterable[Callback]) -> None:
             callback.folder = folder.checkpoints
         elif isinstance(callback, CompletionsLog):
             callback.path = folder.completions
+        elif isinstance(callback, Digests):
+            callback.folder = folder
         elif isinstance(callback, RewardWatch):
             callback.path = folder.suspicious
 

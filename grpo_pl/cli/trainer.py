@@ -16,6 +16,7 @@ from lightning.pytorch.loggers import Logger
 
 from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
 from grpo_pl.callbacks.completions import CompletionsLog
+from grpo_pl.callbacks.digests import Digests
 from grpo_pl.callbacks.held_out import ReportEvaluation
 from grpo_pl.callbacks.profiling import StageProfile
 from grpo_pl.callbacks.progress import StageProgress
@@ -182,6 +183,7 @@ class GRPOCLI(RunCLI):
         super().add_arguments_to_parser(parser)
         parser.add_lightning_class_args(CompletionsLog, "completions")
         parser.add_lightning_class_args(SampleTable, "samples")
+        parser.add_lightning_class_args(Digests, "digests")
         parser.add_lightning_class_args(RewardWatch, "watch")
         parser.add_argument(
             "--profile", action="store_true", help="Print where the time of a step goes, at the end of `fit`."
@@ -276,7 +278,7 @@ class GRPOCLI(RunCLI):
         config = self._resolved_config()
         self.model.settings = read_settings(config)["model"]
         self._others = as_list(built.trainer["logger"])
-        folder = self._claim_folder(config, built.checkpoint, built.completions, built.watch)
+        folder = self._claim_folder(config, built.checkpoint, built.completions, built.digests, built.watch)
         flags = " ".join(f"--config {short_name(Path(str(path)))}" for path in given.config or [])
         return [
             KeepConfiguration(folder, config),

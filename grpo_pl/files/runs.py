@@ -18,7 +18,7 @@ import yaml
 from grpo_pl import defined_name
 from grpo_pl.files.checkpoints import LAST, newest_whole
 from grpo_pl.files.locks import FolderLock
-from grpo_pl.files.rows import read_object
+from grpo_pl.files.rows import read_lines, read_object
 from grpo_pl.files.writing import staged
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with it
@@ -37,6 +37,7 @@ class RunFolder:
         self.config = path / "config.yaml"
         self.metrics = path / "metrics.csv"
         self.completions = path / "completions.jsonl"
+        self.digests = path / "digests.jsonl"
         self.suspicious = path / "suspicious.jsonl"
         self.held_out = path / "held_out.jsonl"
         self.record = path / "run.json"
@@ -45,6 +46,15 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.last_checkpoint = self.checkpoints / LAST
         self.export = path / "export"
+
+    def weights_digests(self) -> dict[int, str]:
+        """Completed rollouts -> digest of the policy's weights, where the run wrote one; nothing of version 0.3.
+
+        Raises:
+            ValueError: a line is no row.
+        """
+        lines = read_lines(self.digests, may_be_cut_short=True) if self.digests.is_file() else ()
+        return {line.row["step"]: line.row["weights"] for line in lines if "weights" in line.row}
 
     def discard_if_unused(self) -> None:
         """Removes the folder unless something was measured or saved in it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,9 @@ class TrainedWith:
     """``trainer.precision`` when the training last began or was resumed; empty if not recorded."""
     decoder: str = ""
     """Decoder in a native engine: a decode kernel by its name, or ``torch``; empty if not recorded."""
+    run: Mapping[str, Any] = field(default_factory=dict)
+    """``name`` of the run and ``step``, its completed rollouts; of an export also the digests ``weights`` of the policy
+    in its run and ``files`` of the weights in the folder. Nothing if not recorded."""
 
     def manifest(self) -> dict[str, Any]:
         """The content of ``grpo_pl.json``: JSON values that rebuild it, of ``sampling`` those in ``SAMPLING``."""
@@ -55,7 +58,8 @@ class TrainedWith:
         }
         if self.environment is not None:
             tree |= {"environment": _published(self.environment), "episodes": dict(self.episodes)}
-        return tree | {"algorithm": dict(self.algorithm), "precision": self.precision, "decoder": self.decoder}
+        tree |= {"algorithm": dict(self.algorithm), "precision": self.precision, "decoder": self.decoder}
+        return tree | ({"run": dict(self.run)} if self.run else {})
 
 
 def export_policy(
@@ -80,14 +84,19 @@ def export_policy(
     """
     from transformers import GenerationConfig
 
+    from grpo_pl.policy.weights import weights_digest, weights_in
+
     if folder.exists() and not (folder / MANIFEST).is_file() and any(folder.iterdir()):
         raise ValueError(f"{folder} exists and is no earlier export ({MANIFEST} is missing): choose another folder.")
+    run = {"weights": weights_digest(model.state_dict().items()), **trained.run} if trained.run else {}
     if merge and has_adapters(model):
         model = merged(model)
     with staged_folder(folder) as staging:
         with system_errors():
             model.save_pretrained(staging)
             tokenizer.save_pretrained(staging)
+        if run:
+            run["files"] = weights_digest(weights_in(staging))
         GenerationConfig(
             do_sample=True,
             temperature=trained.sampling.temperature,
@@ -95,7 +104,8 @@ def export_policy(
             eos_token_id=end_token_ids(model, tokenizer, trained.sampling) or None,
             pad_token_id=tokenizer.pad_token_id,
         ).save_pretrained(staging)
-        (staging / MANIFEST).write_text(json.dumps(trained.manifest(), indent=2) + "\n", encoding="utf-8")
+        manifest = replace(trained, run=run).manifest()
+        (staging / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
         if card:  # in the place of the one that peft writes
             (staging / CARD).write_text(card, encoding="utf-8")
 

@@ -169,12 +169,14 @@ def _from_export(folder: Path) -> ServedModel:
         **_settings(manifest, file),
         precision=_field(manifest, "precision", str, file, default=""),
         decoder=_field(manifest, "decoder", str, file, default=""),
+        run={name: value for name, value in _field(manifest, "run", dict, file, default={}).items() if name != "files"},
         examples=_examples(where.parent),
         sampling=_build(SamplingParams, {"temperature": temperature or 1.0, **sampling}, "sampling", file),
     )
 
 
 def _from_checkpoint(file: Path) -> ServedModel:
+    from grpo_pl.files.checkpoints import PATTERN, rollouts_of
     from grpo_pl.files.runs import RunFolder
 
     run = RunFolder(file.absolute().parent.parent)
@@ -188,6 +190,7 @@ def _from_checkpoint(file: Path) -> ServedModel:
         template=_build(PromptTemplate, parts["template"], "template", origin),
         **_settings(model, origin),
         **_compute(run.path),
+        run={"name": run.path.name, "step": rollouts_of(file.resolve())} if file.resolve().match(PATTERN) else {},
         examples=_examples(run.path),
         sampling=_build(SamplingParams, parts["sampling"], "sampling", origin),
         settings=model,

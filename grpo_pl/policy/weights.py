@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +25,38 @@ def whole(weight: Tensor) -> Tensor:
     """The full tensor of a weight that may be sharded; every rank must call it, because gathering is collective."""
     weight = weight.detach()
     return weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+
+
+@torch.no_grad()
+def weights_digest(weights: Iterable[tuple[str, Tensor]]) -> str:
+    """SHA-256 of names, types, shapes and bytes of tensors, in the order of their names; 64 hexadecimal digits. A
+    policy and a checkpoint of it have the same one, however it is sharded. Every rank must call it, because gathering is
+    collective."""
+    known: dict[tuple[int, torch.Size], str] = {}
+    lines = []
+    for name, weight in sorted(weights, key=lambda named: named[0]):
+        tied = None if hasattr(weight, "full_tensor") or not weight.numel() else (weight.data_ptr(), weight.shape)
+        found = known.get(tied) if tied is not None else None
+        if found is None:
+            found = hashlib.sha256(_bytes_of(whole(weight))).hexdigest()
+        if tied is not None:
+            known[tied] = found
+        lines.append(f"{name} {weight.dtype} {tuple(weight.shape)} {found}\n")
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def weights_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) of all that the files of weights in a folder hold."""
+    from safetensors import safe_open
+
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - it is no mapping
+                yield name, tensors.get_tensor(name)
 
 
 def is_sharded(model: nn.Module) -> bool:

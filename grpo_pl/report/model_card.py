@@ -158,6 +158,7 @@ def _training(
         "learning rate": config.get("model.optimization.lr"),
         "seed": config.get("seed_everything"),
         "reward at the end": f"{curves['reward'][-1][1]:.3f}" if "reward" in curves else None,
+        "weights in the run (SHA-256)": f"`{digest}`" if (digest := run.weights_digests().get(last or 0)) else None,
         "rewards": ", ".join(f"`{spec['class_path'].rpartition('.')[2]}`" for spec in rewards) or None,
     }
     rows = [f"| {fact} | {value} |" for fact, value in facts.items() if value is not None]

@@ -1,0 +1,85 @@
+"""Digests that a run keeps: of the weights beside each checkpoint, of what it wrote, and in its export."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from grpo_pl.callbacks.digests import Digests
+from grpo_pl.files.checkpoints import policy_weights
+from grpo_pl.files.runs import RunFolder
+from grpo_pl.files.sharded_checkpoints import read_checkpoint
+from grpo_pl.policy.weights import weights_digest, weights_in
+
+
+def _rows(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "digests.jsonl").read_text().splitlines()]
+
+
+def _of_checkpoint(run: Path, rollouts: int) -> str:
+    state = read_checkpoint(run / "checkpoints" / f"rollout-{rollouts:06d}.ckpt")
+    return weights_digest(policy_weights(state).items())
+
+
+def test_a_digest_is_that_of_names_types_shapes_and_bytes() -> None:
+    one, two = torch.tensor([[1.0, 2.0]]), torch.tensor(3, dtype=torch.bfloat16)
+    lines = [
+        f"a torch.bfloat16 () {hashlib.sha256(bytes.fromhex('4040')).hexdigest()}\n",  # 3 as bfloat16, little-endian
+        f"b torch.float32 (1, 2) {hashlib.sha256(bytes.fromhex('0000803f00000040')).hexdigest()}\n",
+    ]
+    assert weights_digest({"b": one, "a": two}.items()) == hashlib.sha256("".join(lines).encode()).hexdigest()
+    assert weights_digest({"b": one.T, "a": two}.items()) != weights_digest({"b": one, "a": two}.items())
+
+
+def test_tied_weights_and_their_copies_have_one_digest() -> None:
+    weight = torch.arange(6.0).reshape(2, 3)
+    assert weights_digest([("a", weight), ("b", weight)]) == weights_digest([("a", weight), ("b", weight.clone())])
+    assert weights_digest([("a", weight)]) != weights_digest([("a", weight.reshape(3, 2))])
+
+
+def test_a_run_has_a_digest_of_its_start_of_each_checkpoint_and_of_its_completions(command_line: Any) -> None:
+    config = command_line.config("digests", checkpoint={"every_n_rollouts": 2, "keep": 1, "keep_best": 0})
+    command_line.done("fit", "--config", config)
+    run = command_line.runs / "digests"
+    assert [row["step"] for row in _rows(run)] == [0, 2, 4, 4]
+    weights = RunFolder(run).weights_digests()
+    assert list(weights) == [0, 2, 4] and len(set(weights.values())) == 3
+    assert weights[4] == _of_checkpoint(run, 4)
+    written = hashlib.sha256((run / "completions.jsonl").read_bytes()).hexdigest()
+    assert _rows(run)[-1]["completions"] == written
+    assert all(0 <= row["seconds"] < 1 for row in _rows(run))
+
+
+def test_an_export_names_its_run_and_the_digest_of_its_weights(command_line: Any, tmp_path: Path) -> None:
+    command_line.done("fit", "--config", command_line.config("named", checkpoint={"every_n_rollouts": 2}))
+    run = command_line.runs / "named"
+    told = json.loads((run / "export" / "grpo_pl.json").read_text())["run"]
+    assert (told["name"], told["step"]) == ("named", 4)
+    assert told["weights"] == RunFolder(run).weights_digests()[4]
+    assert told["files"] == weights_digest(weights_in(run / "export"))
+    assert told["weights"] in (run / "export" / "README.md").read_text()
+    command_line.done("export", run / "checkpoints" / "rollout-000002.ckpt", tmp_path / "second")
+    second = json.loads((tmp_path / "second" / "grpo_pl.json").read_text())["run"]
+    assert (second["name"], second["step"]) == ("named", 2)
+    assert second["weights"] == RunFolder(run).weights_digests()[2] and second["files"] != told["files"]
+    command_line.done("export", tmp_path / "second", tmp_path / "third")  # of an export
+    assert json.loads((tmp_path / "third" / "grpo_pl.json").read_text())["run"] == second
+
+
+def test_a_resumed_run_keeps_what_came_before_and_writes_each_rollout_where_asked(command_line: Any) -> None:
+    config = command_line.config("again", checkpoint={"every_n_rollouts": 2})
+    command_line.done("fit", "--config", config, "--data.steps=2")
+    run = command_line.runs / "again"
+    before = RunFolder(run).weights_digests()
+    command_line.done("fit", "--config", config, "--data.steps=4", "--resume", "--digests.every_n_rollouts=1")
+    assert [row["step"] for row in _rows(run)] == [0, 2, 3, 4, 4]
+    assert before.items() <= RunFolder(run).weights_digests().items()
+    assert RunFolder(run).weights_digests()[4] == _of_checkpoint(run, 4)
+
+
+def test_senseless_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match="every_n_rollouts"):
+        Digests(every_n_rollouts=-1)
