@@ -20,8 +20,8 @@ from grpo_pl.training.module import GRPOModule
 
 class Digests(Callback):
     """Writes a line with the digest of the policy's weights before the first rollout, that is of a cold start, and
-    beside each checkpoint; when the fit ends, however it does, one of ``completions.jsonl``. Each line has the completed
-    rollouts and the seconds that it took, about one for each gigabyte of weights.
+    beside each checkpoint; when the fit ends, however it does, one of ``completions.jsonl``. Each line has the
+    completed rollouts and the seconds that it took, about one for each gigabyte of weights.
 
     Args:
         every_n_rollouts: also after so many rollouts, 1 for each; 0 leaves it to the checkpoints.

@@ -30,8 +30,8 @@ def whole(weight: Tensor) -> Tensor:
 @torch.no_grad()
 def weights_digest(weights: Iterable[tuple[str, Tensor]]) -> str:
     """SHA-256 of names, types, shapes and bytes of tensors, in the order of their names; 64 hexadecimal digits. A
-    policy and a checkpoint of it have the same one, however it is sharded. Every rank must call it, because gathering is
-    collective."""
+    policy and a checkpoint of it have the same one, however it is sharded. Every rank must call it, because gathering
+    is collective."""
     known: dict[tuple[int, torch.Size], str] = {}
     lines = []
     for name, weight in sorted(weights, key=lambda named: named[0]):
