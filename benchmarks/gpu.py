@@ -48,7 +48,7 @@ class Part:
 
 
 PYTEST = (
-    "-m gpu -n 3 -q -p no:cacheprovider -o junit_family=xunit1 tests/test_on_gpu.py tests/cli/commands/test_plan.py"
+    "-m gpu -n 3 -q -p no:cacheprovider -o junit_family=xunit1 tests/test_on_gpu.py tests/extras/plan/test_command.py"
 )
 TINY = "--cells L2-h64-V512 --rows 16 --tokens 24"
 TINY_STEP = f"{TINY} --steps 1"

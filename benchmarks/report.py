@@ -23,9 +23,9 @@ from typing import Any
 
 from common import free_port, parser_of, publish, surroundings
 
+from grpo_pl.extras.report.page import write_report
 from grpo_pl.files.rows import json_line
 from grpo_pl.files.runs import RunFolder
-from grpo_pl.report.page import write_report
 
 STAGES = ("rollout", "reward", "logprobs", "backward", "optimizer", "update")
 STATUSES = ("ok", "wrong", "no_answer", "timeout", "bad_gold")

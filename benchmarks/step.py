@@ -54,11 +54,11 @@ from transformers import LogitsProcessorList, PrinterCallback, Qwen2Config, Qwen
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.distributed.strategy import FSDP2Strategy
+from grpo_pl.extras.plan.memory import Fused, Workload, memory_plan, shape_of
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rewards.base import Reward, Score
-from grpo_pl.tools.memory import Fused, Workload, memory_plan, shape_of
 from grpo_pl.training.microbatches import MOST_TOKENS, MOST_TOKENS_ON_CPU
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.optimization import Optimization

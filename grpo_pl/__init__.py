@@ -4,6 +4,7 @@ Everything in ``__all__`` can be imported from here and is loaded when it is fir
 costs no torch. ``docs/python.md`` has a whole training in Python.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,8 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time the table below 
     from grpo_pl import rewards as rewards
     from grpo_pl.callbacks.checkpoint import RolloutCheckpoint as RolloutCheckpoint
     from grpo_pl.callbacks.completions import CompletionsLog as CompletionsLog
+    from grpo_pl.callbacks.export import ExportPolicy as ExportPolicy
     from grpo_pl.callbacks.profiling import StageProfile as StageProfile
-    from grpo_pl.callbacks.results import ExportPolicy as ExportPolicy
-    from grpo_pl.callbacks.results import WriteReport as WriteReport
     from grpo_pl.callbacks.samples import SampleTable as SampleTable
     from grpo_pl.cli.preflight import check_start as check_start
     from grpo_pl.cli.run_folder import open_run as open_run
@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time the table below 
     from grpo_pl.distributed.strategy import FSDP2Strategy as FSDP2Strategy
     from grpo_pl.environments.base import Environment as Environment
     from grpo_pl.evaluation.held_out import Validation as Validation
+    from grpo_pl.extras.report.callback import WriteReport as WriteReport
+    from grpo_pl.extras.watch.callback import RewardWatch as RewardWatch
     from grpo_pl.files.runs import RunFolder as RunFolder
     from grpo_pl.objective.algorithm import GRPOAlgorithm as GRPOAlgorithm
     from grpo_pl.objective.custom import AdvantageEstimator as AdvantageEstimator
@@ -39,7 +41,6 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time the table below 
     from grpo_pl.rollout.engine import RolloutEngine as RolloutEngine
     from grpo_pl.rollout.native.engine import NativeEngine as NativeEngine
     from grpo_pl.rollout.plain import PlainEngine as PlainEngine
-    from grpo_pl.tools.watch import RewardWatch as RewardWatch
     from grpo_pl.training.cold_start import ColdStart as ColdStart
     from grpo_pl.training.experience import Experience as Experience
     from grpo_pl.training.hooks import StepCallback as StepCallback
@@ -82,9 +83,9 @@ DEFINED_IN = {
     "RolloutCheckpoint": "grpo_pl.callbacks.checkpoint",
     "CompletionsLog": "grpo_pl.callbacks.completions",
     "SampleTable": "grpo_pl.callbacks.samples",
-    "RewardWatch": "grpo_pl.tools.watch",
-    "ExportPolicy": "grpo_pl.callbacks.results",
-    "WriteReport": "grpo_pl.callbacks.results",
+    "RewardWatch": "grpo_pl.extras.watch.callback",
+    "ExportPolicy": "grpo_pl.callbacks.export",
+    "WriteReport": "grpo_pl.extras.report.callback",
     "StageProfile": "grpo_pl.callbacks.profiling",
     "StepCallback": "grpo_pl.training.hooks",
     "find_model": "grpo_pl.policy.trained",
@@ -105,24 +106,6 @@ DEFINED_IN = {
     "PlainEngine": "grpo_pl.rollout.plain",
 }
 """Public name -> the module that defines it."""
-MOVED = {
-    "grpo_pl.callbacks.choices.TellChoices": "grpo_pl.callbacks.summary.StartSummary",
-    "grpo_pl.callbacks.configuration.KeepConfiguration": "grpo_pl.callbacks.record.KeepConfiguration",
-    "grpo_pl.callbacks.doctor.callback.Doctor": "grpo_pl.tools.doctor.callback.Doctor",
-    "grpo_pl.callbacks.evaluation.ReportEvaluation": "grpo_pl.callbacks.held_out.ReportEvaluation",
-    "grpo_pl.callbacks.export.ExportPolicy": "grpo_pl.callbacks.results.ExportPolicy",
-    "grpo_pl.callbacks.live.LiveView": "grpo_pl.tools.live.LiveView",
-    "grpo_pl.callbacks.report.WriteReport": "grpo_pl.callbacks.results.WriteReport",
-    "grpo_pl.callbacks.validation.ValidateAtBothEnds": "grpo_pl.callbacks.held_out.ValidateAtBothEnds",
-    "grpo_pl.callbacks.watch.RewardWatch": "grpo_pl.tools.watch.RewardWatch",
-    "grpo_pl.distributed.checkpoint_io.CheckpointFiles": "grpo_pl.distributed.strategy.CheckpointFiles",
-    "grpo_pl.rewards.countdown.CountdownReward": "grpo_pl.rewards.number_puzzles.CountdownReward",
-    "grpo_pl.rewards.number_puzzle.NumberPuzzleReward": "grpo_pl.rewards.number_puzzles.NumberPuzzleReward",
-    "grpo_pl.rewards.subset_sum.SubsetSumReward": "grpo_pl.rewards.number_puzzles.SubsetSumReward",
-    "grpo_pl.rollout.copying.CopyEngine": "grpo_pl.rollout.copy_engine.CopyEngine",
-    "grpo_pl.training.carried.PartialRollouts": "grpo_pl.training.partial_rollouts.PartialRollouts",
-}
-"""Class path that version 0.2 wrote, in exports and configurations, or documented -> where the class is now."""
 _PACKAGES = ("functional", "rewards")
 
 __all__ = [*DEFINED_IN, *_PACKAGES]
@@ -143,9 +126,14 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def defined_name(path: str) -> str:
-    """``grpo_pl.GRPOModule``, or the path of an earlier version, with the module that defines the class now, as
-    configurations are compared; other names unchanged."""
-    path = MOVED.get(path, path)
-    module, _, name = path.rpartition(".")
-    return f"{DEFINED_IN[name]}.{name}" if module == "grpo_pl" and name in DEFINED_IN else path
+class _EarlierModules:
+    """Finds modules by the names that they had in an earlier version."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        if not name.startswith("grpo_pl.") or name == "grpo_pl.moved":
+            return None
+        return import_module("grpo_pl.moved").spec_of_earlier(name)
+
+
+sys.meta_path.insert(0, _EarlierModules)  # first: an old folder may be left behind, with nothing in it

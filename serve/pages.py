@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fastapi import Response
 
-from grpo_pl.report.page import whole_page
+from grpo_pl.extras.report.page import whole_page
 
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "

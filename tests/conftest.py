@@ -87,7 +87,7 @@ LONGEST = (
     "tests/test_presets.py",
     "tests/rewards/",
     "tests/environments/",
-    "tests/tools/",
+    "tests/extras/",
     "tests/training/",
     "tests/callbacks/",
     "tests/rollout/ray/test_runs.py",

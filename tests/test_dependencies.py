@@ -50,7 +50,7 @@ def _imported(folder: str) -> dict[str, set[str]]:
 
 
 EXTRA_OF = {
-    "grpo_pl/tools/scaffold/kinds.py": "environments",
+    "grpo_pl/extras/scaffold/kinds.py": "environments",
     "grpo_pl/environments/calculator_agent.py": "judge",
     "grpo_pl/environments/gymnasium_ids.py": "environments",
     "grpo_pl/environments/inspect_tasks.py": "inspect",
@@ -62,8 +62,8 @@ EXTRA_OF = {
     "grpo_pl/rewards/rubric.py": "judge",
     "grpo_pl/policy/lora.py": "lora",
     "grpo_pl/policy/quantization.py": "qlora",
-    "grpo_pl/tools/comparison.py": "plot",
-    "grpo_pl/tools/scaffold/easier.py": "reasoning-gym",
+    "grpo_pl/extras/compare/comparison.py": "plot",
+    "grpo_pl/extras/scaffold/easier.py": "reasoning-gym",
     "grpo_pl/data/tasks/reasoning_gym.py": "reasoning-gym",
     "grpo_pl/data/tasks/worked.py": "reasoning-gym",
     "grpo_pl/rewards/sandbox/gym_entry.py": "reasoning-gym",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import grpo_pl
+from grpo_pl.moved import defined_name
 
 PACKAGE = Path(grpo_pl.__file__)
 ROOT = PACKAGE.parents[1]
@@ -37,7 +38,7 @@ def test_every_name_is_there_and_explains_itself() -> None:
         if not inspect.ismodule(value):
             assert value.__name__ == name
             assert value.__module__ == grpo_pl.DEFINED_IN[name]  # not from somewhere else that imports it, too
-            assert grpo_pl.defined_name(f"grpo_pl.{name}") == f"{value.__module__}.{name}"  # as configurations compare
+            assert defined_name(f"grpo_pl.{name}") == f"{value.__module__}.{name}"  # as configurations compare
 
 
 def test_type_checkers_see_the_same_names() -> None:
@@ -45,7 +46,7 @@ def test_type_checkers_see_the_same_names() -> None:
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
     seen = {alias.asname: f"{node.module}.{alias.name}" for node in imports for alias in node.names}
     assert seen.keys() == set(grpo_pl.__all__)
-    assert all(seen[name] == grpo_pl.defined_name(f"grpo_pl.{name}") for name in seen)
+    assert all(seen[name] == defined_name(f"grpo_pl.{name}") for name in seen)
 
 
 def test_the_page_lists_all_of_them() -> None:

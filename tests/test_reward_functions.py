@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from grpo_pl.callbacks.completions import flat_row
-from grpo_pl.callbacks.results import ExportPolicy
+from grpo_pl.callbacks.export import ExportPolicy
 from grpo_pl.rewards import FunctionReward
 
 FUNCTIONS = """

@@ -3,7 +3,8 @@
     python docs/plots/architecture.py           # writes the picture
     python docs/plots/architecture.py --check   # status 1 if the picture is not that of the code
 
-An arrow means "imports"; one that follows from two others is left out. Imports for type checkers only are not drawn.
+An arrow means "imports"; one that follows from two others is left out. Imports for type checkers only are not drawn,
+nor are those of extras: the server alone has some.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def room_imports(root: Path) -> dict[str, set[str]]:
     for file in sorted([*root.glob("grpo_pl/**/*.py"), *root.glob("serve/**/*.py")]):
         room = room_of(".".join(file.relative_to(root).with_suffix("").parts))
         if room is not None and not room.startswith("__") and file.name != "__main__.py":
-            others = {room_of(name) for name in imports(file)} - {None, room}
+            others = {room_of(name) for name in imports(file)} - {None, room, "extras"}
             found.setdefault(room, set()).update(other for other in others if other and not other.startswith("__"))
     return {room: {other for other in others if other in found} for room, others in found.items()}
 

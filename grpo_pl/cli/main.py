@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 import grpo_pl
-from grpo_pl.cli.commands import TRAINER_VERBS, VERBS
+from grpo_pl.cli.commands import TRAINER_VERBS, VERBS, module_of
 from grpo_pl.config.jsonargparse_adapter import USAGE_ERROR, Parser, explain, options_described
 from grpo_pl.config.objects import ConfigError, gather
 from grpo_pl.config.shipped import with_shipped_configs
@@ -140,7 +140,6 @@ def _train(verb: str, args: list[str], help_about: str) -> int:
 
         import_models()  # before Lightning does it
 
-        from grpo_pl.cli.doctor import DoctorCLI
         from grpo_pl.cli.reward_model import RewardModelCLI, trains_reward_model
         from grpo_pl.cli.sft import SFTCLI
         from grpo_pl.cli.trainer import GRPOCLI
@@ -156,7 +155,7 @@ def _train(verb: str, args: list[str], help_about: str) -> int:
         elif verb == "sft":
             SFTCLI(args, help_about)
         elif verb == "doctor":
-            return DoctorCLI([verb, *args], help_about).status
+            return int(importlib.import_module(module_of(verb)).DoctorCLI([verb, *args], help_about).status)
         else:
             GRPOCLI([verb, *args], help_about)
     except RolloutInterrupted as stop:
@@ -172,7 +171,7 @@ def _train(verb: str, args: list[str], help_about: str) -> int:
 
 def _command(verb: str, args: list[str]) -> int:
     with _imports_kept():
-        function = getattr(importlib.import_module(f"grpo_pl.cli.commands.{verb}"), verb)
+        function = getattr(importlib.import_module(module_of(verb)), verb)
     description = re.split(r"\n(?:Args|Returns|Raises):", inspect.getdoc(function) or "")[0]
     parser = Parser(prog=f"grpo-pl {verb}", description=description)
     parameters = inspect.signature(function).parameters

@@ -29,13 +29,12 @@ from grpo_pl.policy.text_check import check_texts
 from grpo_pl.rewards.base import Reward, correctness_index, require_correctness
 from grpo_pl.rewards.golds import check_golds, describe_bad_golds, needs_golds
 from grpo_pl.rewards.per_source import PerSource
-from grpo_pl.tools.doctor.problems import demonstrated_problems
 from grpo_pl.training.checks import check_extras, check_length, check_precision
 from grpo_pl.training.cold_start import ColdStart, code_hashes
 from grpo_pl.training.defaults import table
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.reward_probe import PROBLEMS, probe_rewards
-from grpo_pl.training.vocabulary import check_vocabulary, first_prompts
+from grpo_pl.training.vocabulary import check_vocabulary, demonstrated_problems, first_prompts
 from grpo_pl.types import Problem, StopStrings
 
 if TYPE_CHECKING:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import re
+import sys
 from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +17,17 @@ from lightning.pytorch.loggers import Logger
 from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
 from grpo_pl.callbacks.completions import CompletionsLog
 from grpo_pl.callbacks.digests import Digests
+from grpo_pl.callbacks.export import ExportPolicy
 from grpo_pl.callbacks.held_out import HeldOutLog, ValidateAtBothEnds
 from grpo_pl.callbacks.metrics_csv import EventFiles, MetricsCSV
 from grpo_pl.callbacks.progress import StageProgress
 from grpo_pl.callbacks.record import RunRecord
-from grpo_pl.callbacks.results import ExportPolicy, WriteReport
 from grpo_pl.callbacks.samples import SampleTable
 from grpo_pl.callbacks.summary import ClosingTable, SignalWatch, StartSummary
 from grpo_pl.callbacks.termination import StopOnSignal
 from grpo_pl.distributed.strategy import CheckpointFiles, FSDP2Strategy, is_first_process, launched_devices
 from grpo_pl.files.runs import OpenRun, RunFolder, check_name, resume_run, start_run
 from grpo_pl.policy.quiet import quiet_libraries
-from grpo_pl.tools.doctor.callback import Doctor, MidCourse
-from grpo_pl.tools.watch import RewardWatch
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "max_epochs": 1,  # a run is one pass over `data.steps` rollouts
@@ -41,7 +42,7 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 """Settings of Lightning's Trainer that every run has."""
 
 
-WITH_SETTINGS = (RolloutCheckpoint, CompletionsLog, SampleTable, Digests, RewardWatch)
+WITH_SETTINGS = (RolloutCheckpoint, CompletionsLog, SampleTable, Digests)
 """Callbacks of every ``fit`` whose settings stand in its configuration."""
 
 
@@ -81,6 +82,7 @@ def trainer_arguments(folder: RunFolder, **others: Any) -> dict[str, Any]:
     """
     given = as_list(others.pop("callbacks", None))
     own = [StageProgress(), *run_callbacks(folder), *(kind() for kind in WITH_SETTINGS)]
+    own += _made("RewardWatch")
     callbacks = [*given, *(callback for callback in own if not any(replaces(callback, mine) for mine in given))]
     write_into(folder, callbacks)
     arguments = {
@@ -114,13 +116,41 @@ def run_callbacks(folder: RunFolder, next_command: str | None = None) -> list[Ca
         RunRecord(folder.record),
         HeldOutLog(folder.held_out),
         SignalWatch(),
-        Doctor(),
-        MidCourse(),
+        *_made("Doctor"),
+        *_made("MidCourse"),
         ValidateAtBothEnds(),
         ExportPolicy(folder.export),
-        WriteReport(folder),
+        *_made("WriteReport", folder),
         ClosingTable(folder, next_command or f"grpo-pl serve --model {folder.export}"),
     ]
+
+
+EXTRAS = {
+    "Doctor": "grpo_pl.extras.doctor.callback",
+    "MidCourse": "grpo_pl.extras.doctor.callback",
+    "RewardWatch": "grpo_pl.extras.watch.callback",
+    "WriteReport": "grpo_pl.extras.report.callback",
+}
+"""Default callbacks that no training needs -> their modules; one that is not installed is left out."""
+
+
+@cache
+def extra_callback(name: str) -> type[Callback] | None:
+    """One of ``EXTRAS``; None, and a line on stderr, where its module is missing."""
+    try:
+        found: type[Callback] = getattr(import_module(EXTRAS[name]), name)
+    except ModuleNotFoundError as error:
+        if not f"{EXTRAS[name]}.".startswith(f"{error.name}."):
+            raise
+        if is_first_process():
+            print(f"{name} is left out: {EXTRAS[name]} is not installed.", file=sys.stderr)
+        return None
+    return found
+
+
+def _made(name: str, *arguments: Any) -> list[Callback]:
+    kind = extra_callback(name)
+    return [] if kind is None else [kind(*arguments)]
 
 
 def run_loggers(folder: RunFolder, others: Sequence[Logger] = ()) -> list[Logger]:
@@ -137,8 +167,8 @@ def write_into(folder: RunFolder, callbacks: Iterable[Callback]) -> None:
             callback.path = folder.completions
         elif isinstance(callback, Digests):
             callback.folder = folder
-        elif isinstance(callback, RewardWatch):
-            callback.path = folder.suspicious
+        elif (watch := extra_callback("RewardWatch")) is not None and isinstance(callback, watch):
+            callback.path = folder.suspicious  # type: ignore[attr-defined]
 
 
 def follow_launcher(arguments: Any) -> None:

@@ -27,6 +27,7 @@ from grpo_pl.cli.preflight import check_monitor, check_resume, check_start, chec
 from grpo_pl.cli.run_folder import (
     TRAINER_DEFAULTS,
     as_list,
+    extra_callback,
     follow_launcher,
     open_run,
     replaces,
@@ -43,7 +44,6 @@ from grpo_pl.distributed.strategy import is_first_process
 from grpo_pl.files.checkpoints import CheckpointError
 from grpo_pl.files.runs import OpenRun, RunFolder, newest_run_folder, read_settings
 from grpo_pl.policy.tokenizer import FROM_DATA
-from grpo_pl.tools.watch import RewardWatch
 from grpo_pl.training.checks import check_monitors
 from grpo_pl.training.defaults import Derived, table, unset_fields
 from grpo_pl.training.module import GRPOModule
@@ -184,7 +184,8 @@ class GRPOCLI(RunCLI):
         parser.add_lightning_class_args(CompletionsLog, "completions")
         parser.add_lightning_class_args(SampleTable, "samples")
         parser.add_lightning_class_args(Digests, "digests")
-        parser.add_lightning_class_args(RewardWatch, "watch")
+        if (watch := extra_callback("RewardWatch")) is not None:
+            parser.add_lightning_class_args(watch, "watch")
         parser.add_argument(
             "--profile", action="store_true", help="Print where the time of a step goes, at the end of `fit`."
         )
@@ -278,7 +279,7 @@ class GRPOCLI(RunCLI):
         config = self._resolved_config()
         self.model.settings = read_settings(config)["model"]
         self._others = as_list(built.trainer["logger"])
-        folder = self._claim_folder(config, built.checkpoint, built.completions, built.digests, built.watch)
+        folder = self._claim_folder(config, built.checkpoint, built.completions, built.digests, built.get("watch"))
         flags = " ".join(f"--config {short_name(Path(str(path)))}" for path in given.config or [])
         return [
             KeepConfiguration(folder, config),

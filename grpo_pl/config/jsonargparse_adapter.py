@@ -31,11 +31,11 @@ from jsonargparse import (
 )
 from yaml import YAMLError
 
-from grpo_pl import MOVED
 from grpo_pl.config.earlier import without_removed_fields
 from grpo_pl.config.presets import OBJECTIVE, PRESET, presets, with_preset_fields
 from grpo_pl.config.suggestions import nearest, nearest_argument, nearest_class, our_name
 from grpo_pl.config.terms import EARLIER, TERMS
+from grpo_pl.moved import read_name
 
 USAGE_ERROR = 2
 """Exit status of a command line that cannot be understood."""
@@ -109,7 +109,7 @@ def with_current_classes(tree: Any) -> Any:
         return {key: with_current_classes(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
         return [with_current_classes(value) for value in tree]
-    return MOVED.get(tree, tree) if isinstance(tree, str) else tree
+    return read_name(tree) if isinstance(tree, str) and tree.startswith("grpo_pl.") else tree
 
 
 class _AsInFile(argparse.Action):

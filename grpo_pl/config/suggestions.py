@@ -8,7 +8,7 @@ import inspect
 import sys
 from collections.abc import Iterable
 
-from grpo_pl import MOVED
+from grpo_pl.moved import CLASSES
 
 _SHORT = ("lightning.pytorch.callbacks", "lightning.pytorch.loggers")
 """Modules besides ours whose classes may be named without their module."""
@@ -137,7 +137,7 @@ def nearest_class(name: str) -> str:
     """The new path of a class that has moved; else like `nearest`, among the names of the module that ``name`` starts
     with, or among the classes that need no module: those of every loaded module of ours and Lightning's callbacks and
     loggers."""
-    moved = next((new for old, new in MOVED.items() if f"{old}.".startswith(f"{name}.")), None)
+    moved = next((new for old, new in CLASSES.items() if f"{old}.".startswith(f"{name}.")), None)
     if moved is not None:  # also by its module, which is all that some errors name
         return f"; it is {moved} now"
     module, _, leaf = name.rpartition(".")

@@ -15,11 +15,11 @@ from typing import Any
 
 import yaml
 
-from grpo_pl import defined_name
 from grpo_pl.files.checkpoints import LAST, newest_whole
 from grpo_pl.files.locks import FolderLock
 from grpo_pl.files.rows import read_lines, read_object
 from grpo_pl.files.writing import staged
+from grpo_pl.moved import defined_name
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with it
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from grpo_pl import defined_name, rewards
+from grpo_pl import rewards
+from grpo_pl.moved import defined_name
 
 FLAG = "--trust-rewards"
 SOURCES: Mapping[str, Sequence[str]] = {

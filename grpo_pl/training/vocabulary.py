@@ -176,3 +176,11 @@ def first_prompts(data: RolloutDataModule) -> Iterator[Problem]:
     """The first prompts that a source without a list trains on."""
     for step in range(min(data.steps, -(-MADE_UP // data.prompt_count))):
         yield from data.source.prompts(step, count=data.prompt_count)
+
+
+def demonstrated_problems(cold_start: ColdStart, source: PromptSource) -> list[Problem]:
+    """The questions that a cold start shows; none where its file is gone, for a resumed run makes no cold start."""
+    if cold_start.demonstrations is not None and not Path(cold_start.demonstrations).is_file():
+        return []
+    questions = enumerate(cold_start.asked(source, MADE_UP))
+    return [Problem(id=number, question=question, answer="") for number, question in questions]

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from grpo_pl import MOVED
 from grpo_pl.cli.commands import TRAINER_VERBS, VERBS
 from grpo_pl.cli.main import overview
 from grpo_pl.config.presets import presets
+from grpo_pl.moved import CLASSES
 
 ADDITION = "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts"
 MATH = "grpo_pl.rewards.MathReward"
@@ -78,7 +78,7 @@ USAGE = [
     Refused("unknown key 'model.compute'; here that is trainer.precision (32-true for exact; bf16-mixed for",
             text="model: {compute: auto}"),
     *(
-        Refused(f"; it is {MOVED[old]} now", [f"--trainer.callbacks+={{class_path: {old}}}"])
+        Refused(f"; it is {CLASSES[old]} now", [f"--trainer.callbacks+={{class_path: {old}}}"])
         for old in ("grpo_pl.callbacks.doctor.callback.Doctor", "grpo_pl.callbacks.choices.TellChoices")
     ),
 ]  # fmt: skip

@@ -11,12 +11,13 @@ from lightning.pytorch.loggers import CSVLogger
 
 from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
 from grpo_pl.callbacks.completions import CompletionsLog
+from grpo_pl.callbacks.export import ExportPolicy
 from grpo_pl.callbacks.metrics_csv import EventFiles, MetricsCSV
-from grpo_pl.callbacks.results import ExportPolicy, WriteReport
 from grpo_pl.cli.run_folder import TRAINER_DEFAULTS, open_run, trainer_arguments
 from grpo_pl.distributed.strategy import CheckpointFiles, FSDP2Strategy
+from grpo_pl.extras.report.callback import WriteReport
+from grpo_pl.extras.watch.callback import RewardWatch
 from grpo_pl.files.runs import RunFolder
-from grpo_pl.tools.watch import RewardWatch
 
 
 def test_everything_is_written_into_the_run_folder(tmp_path: Path) -> None:

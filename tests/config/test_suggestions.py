@@ -8,10 +8,10 @@ import pytest
 import yaml
 from trl import GRPOConfig
 
-from grpo_pl import MOVED
 from grpo_pl.config.jsonargparse_adapter import option_names
 from grpo_pl.config.suggestions import NAMES, nearest, nearest_class, our_name
 from grpo_pl.files.runs import config_changes
+from grpo_pl.moved import CLASSES
 
 OPTIONS = ["model.algorithm.beta", "model.algorithm.group_size", "data.steps", "trainer.max_epochs", "name"]
 
@@ -38,11 +38,11 @@ def test_the_nearest_class_is_looked_for_in_the_module_that_was_named() -> None:
     assert nearest_class("grpo_pl.rewards.Rewar") == "; did you mean MathReward?"  # not the abstract Reward
 
 
-@pytest.mark.parametrize("old", MOVED)
+@pytest.mark.parametrize("old", CLASSES)
 def test_an_earlier_class_path_is_known_with_the_class_now(old: str) -> None:
-    module, _, name = MOVED[old].rpartition(".")
+    module, _, name = CLASSES[old].rpartition(".")
     assert inspect.isclass(getattr(importlib.import_module(module), name))
-    assert nearest_class(old) == f"; it is {MOVED[old]} now"
+    assert nearest_class(old) == f"; it is {CLASSES[old]} now"
     assert not _is_importable(old)
 
 
@@ -65,7 +65,9 @@ def test_a_file_with_earlier_class_paths_is_read_with_the_classes_now(tmp_path: 
     fit = Parsed(["fit", f"--config={quickstart}", f"--config={file}"]).config.fit
     assert fit.model.rewards[0].class_path.endswith("CountdownReward")
     assert [one.class_path.rpartition(".")[2] for one in fit.trainer.callbacks] == ["LiveView", "Doctor"]
-    assert config_changes({"a": rewards}, {"a": [{**rewards[0], "class_path": MOVED[rewards[0]["class_path"]]}]}) == []
+    assert (
+        config_changes({"a": rewards}, {"a": [{**rewards[0], "class_path": CLASSES[rewards[0]["class_path"]]}]}) == []
+    )
 
 
 def test_fields_that_are_named_exist() -> None:

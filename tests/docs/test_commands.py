@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 import grpo_pl as g
-from grpo_pl.cli.commands import TRAINER_VERBS
+from grpo_pl.cli.commands import TRAINER_VERBS, module_of
 from grpo_pl.cli.main import main
 from grpo_pl.config.shipped import CONFIGS
 
@@ -32,7 +32,7 @@ HOURS = (
 )
 FIRST_STEPS = "tests/docs/test_first_steps_page.py::"
 DATA, EVALUATION = "tests/docs/test_data_page.py::", "tests/docs/test_evaluation_page.py::"
-NEW = "tests/cli/commands/test_new.py::"
+NEW = "tests/extras/scaffold/test_command.py::"
 BUILT = "tests/cli/test_main.py::test_every_shipped_configuration_can_be_built"
 FOLLOW = "tests/serve/test_follow.py::"
 QUICKSTART = r"grpo-pl fit --config configs/quickstart\.yaml"
@@ -43,7 +43,7 @@ RUN_BY = {
     r"python benchmarks/gpu_wheels\.py .*": NETWORK,
     r".*CUDA_VISIBLE_DEVICES.*|torchrun --nproc-per-node 8 .*|.*benchmarks/gpu\.sh .*": GPU,
     r"grpo-pl fit .*configs/gsm8k\.yaml .*engine.*": GPU,
-    r"grpo-pl plan .*": "tests/cli/commands/test_plan.py::test_the_command_says_whether_it_fits",
+    r"grpo-pl plan .*": "tests/extras/plan/test_command.py::test_the_command_says_whether_it_fits",
     r"grpo-pl new .*--policy .*|.* mytask/.*": NEW + "test_a_task_for_a_pretrained_policy_is_trained_as_it_stands",
     r".*configs/smollm2\.yaml( .*)?|grpo-pl serve --model runs/smollm2/export": "tests/test_real_model.py::"
     "test_a_run_of_two_steps_is_trained_evaluated_and_exported",  # marked real: with that model, from a package
@@ -90,13 +90,14 @@ RUN_BY = {
     r"python cli\.py fit --config my\.yaml": "tests/docs/test_lightning_page.py::"
     "test_a_command_line_of_ten_lines_trains_twice_and_tests",
     r"python examples/fabric\.py 0": "tests/docs/test_lightning_page.py::test_the_loop_of_fabric_learns",
-    r"grpo-pl demo.*": "tests/cli/commands/test_demo.py::test_options_alone_change_the_default_configuration",
+    r"grpo-pl demo.*": "tests/extras/live/test_command.py::test_options_alone_change_the_default_configuration",
     # before and after a training
-    r"grpo-pl doctor .*": "tests/cli/test_doctor.py::test_a_shipped_configuration_is_silent",
+    r"grpo-pl doctor .*": "tests/extras/doctor/test_command.py::test_a_shipped_configuration_is_silent",
     r"grpo-pl validate --config configs/quickstart.*": EVALUATION + "test_a_policy_is_compared_with_its_beginning",
-    r"grpo-pl compare .*": "tests/cli/commands/test_compare.py::test_each_preset_is_a_run_of_its_own",
-    r"grpo-pl report runs/\S+": "tests/report/test_page.py::test_the_page_needs_nothing_from_outside",
-    r"grpo-pl report runs/\S+ runs/\S+": "tests/report/test_comparison.py::test_the_page_has_a_line_for_each_run",
+    r"grpo-pl compare .*": "tests/extras/compare/test_command.py::test_each_preset_is_a_run_of_its_own",
+    r"grpo-pl report runs/\S+": "tests/extras/report/test_page.py::test_the_page_needs_nothing_from_outside",
+    r"grpo-pl report runs/\S+ runs/\S+": "tests/extras/report/test_comparison.py::"
+    "test_the_page_has_a_line_for_each_run",
     r"grpo-pl agent --try .*": "tests/cli/commands/test_agent.py::"
     "test_a_session_is_judged_as_in_the_training_or_as_is_asked_for",
     r"grpo-pl predict --keep-correct( true)?": "tests/cli/commands/test_predict.py::"
@@ -199,7 +200,7 @@ def test_options_and_configurations_of_our_commands_are_there() -> None:
 
 
 def _options(verb: str) -> set[str]:
-    function = getattr(import_module(f"grpo_pl.cli.commands.{verb}"), verb)
+    function = getattr(import_module(module_of(verb)), verb)
     names = set(inspect.signature(function).parameters)
     if names == {"settings"}:
         return {field.name for field in fields(get_type_hints(function)["settings"])}

@@ -56,7 +56,7 @@ def test_the_source_keeps_the_contract(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_every_verb_has_its_file_and_its_function() -> None:
-    from grpo_pl.cli.commands import VERBS
+    from grpo_pl.cli.commands import VERBS, module_of
 
     for verb in VERBS:
-        assert callable(getattr(importlib.import_module(f"grpo_pl.cli.commands.{verb}"), verb))
+        assert callable(getattr(importlib.import_module(module_of(verb)), verb))

@@ -7,7 +7,7 @@ import pytest
 from jsonargparse import Namespace
 
 from grpo_pl.distributed.strategy import computed_in
-from grpo_pl.tools.plan import resolved_settings
+from grpo_pl.extras.plan.workload import resolved_settings
 from tests.docs.test_commands import COMMANDS, GPU, ROOT, RUN_BY, _pattern
 
 MEANT_FOR_GPUS = re.compile(r"--nproc-per-node|srun |gpu|GPU")

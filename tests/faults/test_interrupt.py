@@ -58,7 +58,7 @@ def test_a_run_that_is_asked_to_stop_saves_its_last_completed_rollout_and_goes_o
 def test_a_live_view_ends_before_it_is_said_how_to_go_on(quickstart: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TTY_COMPATIBLE", "FORCE_COLOR"):  # as before a terminal
         monkeypatch.setenv(name, "1")
-    live = "--trainer.callbacks+=grpo_pl.tools.live.LiveView"
+    live = "--trainer.callbacks+=grpo_pl.extras.live.callback.LiveView"
     stopped = Death("rollout", 90, signal.SIGINT)
     assert quickstart.fit(live, "--trainer.enable_progress_bar=false", death=stopped) == 130, quickstart.log
     assert "held-out problem" in quickstart.log

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from grpo_pl.extras.plan.memory import Shape, memory_plan
 from grpo_pl.policy.export import TrainedWith, export_policy
 from grpo_pl.policy.loading import PolicyConfig, load_model
 from grpo_pl.policy.lora import Lora, merged
@@ -17,9 +18,8 @@ from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.trained import find_model
 from grpo_pl.policy.weights import checkpoint_weights
 from grpo_pl.rewards import ExactReward
-from grpo_pl.tools.memory import Shape, memory_plan
 from grpo_pl.types import SamplingParams
-from tests.cli.commands.test_plan import WORK
+from tests.extras.plan.test_command import WORK
 
 installed = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
 SCRATCH = {

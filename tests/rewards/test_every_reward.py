@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from grpo_pl.extras.watch.skeletons import forms_of
 from grpo_pl.rewards import ExactReward, Reward, Score
 from grpo_pl.rewards.answer_reading import json_field, last_number, read_anywhere
 from grpo_pl.rewards.mathematics.units import split_unit
 from grpo_pl.rewards.mathematics.written_numbers import is_worked_out, read_number
-from grpo_pl.tools.skeletons import forms_of
 from tests.rewards.endpoint import Endpoint
 from tests.rewards.shipped import NAMES, make
 from tests.rewards.tiny_models import save_tiny

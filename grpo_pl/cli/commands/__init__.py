@@ -23,8 +23,22 @@ VERBS: dict[str, str] = {
     "score": "Scores the completions of a file with the rewards of a configuration; tests rewards, too.",
     "serve": "Serves a trained policy over HTTP, with the rewards it was trained on.",
 }
-"""Verb -> what it does, in one line. ``commands/<verb>.py`` holds a function of that name; its typed arguments become
-options and its docstring becomes their help. It returns an exit status or None for success."""
+"""Verb -> what it does, in one line. The module of a verb, see `module_of`, holds a function of that name; its typed
+arguments become options and its docstring becomes their help. It returns an exit status or None for success."""
+EXTRAS: dict[str, str] = {
+    "compare": "grpo_pl.extras.compare.command",
+    "demo": "grpo_pl.extras.live.command",
+    "doctor": "grpo_pl.extras.doctor.command",
+    "new": "grpo_pl.extras.scaffold.command",
+    "plan": "grpo_pl.extras.plan.command",
+    "report": "grpo_pl.extras.report.command",
+}
+"""Verb that no training needs -> its module, imported when the verb is called."""
+
+
+def module_of(verb: str) -> str:
+    """The module of a verb; of those that the core has, ``commands/<verb>.py``."""
+    return EXTRAS.get(verb, f"grpo_pl.cli.commands.{verb}")
 
 
 def check_at_least(least: int, **options: int | None) -> None:

@@ -44,8 +44,8 @@ def export(
             local folder.
         dry_run: write and upload nothing; print the model card and what would be done.
     """
+    from grpo_pl.evaluation.model_card import model_card
     from grpo_pl.policy.trained import find_model, refuse_code, without_link
-    from grpo_pl.report.model_card import model_card
 
     if push_to_hub is not None and not REPOSITORY.fullmatch(push_to_hub):
         raise ValueError(f"--push-to-hub {push_to_hub!r} is no repository: give owner/name.")

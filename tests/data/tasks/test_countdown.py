@@ -2,8 +2,8 @@
 
 import random
 
-from grpo_pl.cli.commands.demo import LONG_SEARCH
 from grpo_pl.data.tasks.countdown import CountdownPrompts
+from grpo_pl.extras.live.command import LONG_SEARCH
 
 
 def searched(numbers: list[int], target: int, **settings: int) -> list[tuple[str, str | None]]:

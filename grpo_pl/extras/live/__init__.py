@@ -1,0 +1,1 @@
+"""A held-out problem answered again and again while the policy learns."""
