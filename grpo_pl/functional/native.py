@@ -102,10 +102,10 @@ def built_kernels(library: Path | None = None) -> dict[str, Kernels]:
 
 def training_kernels() -> Kernels | None:
     """The kernels that compute a policy's update: those that the environment names, or the fastest but for SSE2, which
-    is for tests, and NEON, which was not measured yet; None where torch computes it."""
+    is for tests; None where torch computes it."""
     kernels, asked = built_kernels(), os.environ.get(SWITCH)
     name = asked or next(iter(kernels), "")
-    if name not in kernels or (name in ("sse2", "neon") and not asked):
+    if name not in kernels or (name == "sse2" and not asked):
         return None
     return kernels[name] if torch.get_num_threads() == 1 or _openmp() else None
 
