@@ -1,4 +1,4 @@
-"""Gathers the wheels that an offline machine with a GPU lacks for ``benchmarks/gpu.sh``, into one folder.
+"""Gathers the wheels that an offline machine with a GPU lacks for ``benchmarks/gpu_proof.py``, into one folder.
 
 Run where there is a package index::
 
