@@ -10,15 +10,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from common import add, parser_of, surroundings, write
+from lightning.pytorch import Trainer
 from runs import CONFIGS
 
 from grpo_pl.cli.answering import Answerer
 from grpo_pl.config.objects import read
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.policy.loading import load_model, load_tokenizer
+from grpo_pl.training.cold_start_fit import make_start
 from grpo_pl.training.module import GRPOModule
 
 SHOWN = 4
@@ -40,8 +41,8 @@ def measured(path: str, count: int, lora: bool, problems: int, settings: dict[st
     module.derive_defaults(data)
     started, folder = time.perf_counter(), None
     if module.cold_start is not None:
-        device = torch.device("cpu")
-        folder = module.cold_start.ensure(module.policy_config, module.template, data.source, device=device)
+        trainer = Trainer(accelerator="cpu", devices=1, logger=False)
+        folder = make_start(module.cold_start, module.policy_config, module.template, data.source, trainer=trainer)
     seconds = time.perf_counter() - started
     module.tokenizer = load_tokenizer(module.policy_config)
     module.policy = load_model(module.policy_config, module.tokenizer, None if folder is None else str(folder)).eval()

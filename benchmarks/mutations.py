@@ -132,7 +132,7 @@ MUTATIONS = [
         ('return "it was never completed"', "return None"),
     ),
     *_all(
-        "resume", "grpo_pl/callbacks", "tests/callbacks/test_checkpoint.py tests/callbacks/test_lightning_loops.py",
+        "resume", "grpo_pl/callbacks", "tests/callbacks/test_checkpoint.py tests/training/test_lightning_loops.py",
         ("completed % self.every_n_rollouts == 0", "completed % self.every_n_rollouts == 1"),
         ("paths[-self.keep :]", "paths[: self.keep]"),
     ),

@@ -13,7 +13,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.loops import _EvaluationLoop
 from runs import CONFIGS, fit, numbers, record_seeds, seeds_of
 
-from grpo_pl.training.cold_start import ColdStart
+from grpo_pl.training import module
 
 PARTS = "GRPO_PL_BENCHMARK_PARTS"
 """Environment variable: the file that `NoteParts` writes."""
@@ -30,7 +30,7 @@ class NoteParts(pl.Callback):
 
     def __init__(self) -> None:
         self.noted: dict[str, float] = {"cold start": 0.0, "validation": 0.0}
-        for owner, method, part in ((ColdStart, "ensure", "cold start"), (_EvaluationLoop, "run", "validation")):
+        for owner, method, part in ((module, "make_start", "cold start"), (_EvaluationLoop, "run", "validation")):
             setattr(owner, method, self._timed(getattr(owner, method), part))
 
     def _timed(self, method: Callable[..., Any], part: str) -> Callable[..., Any]:

@@ -65,6 +65,7 @@ from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards import MathReward
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.sampler import CompletionSampler
+from grpo_pl.training.cold_start_fit import make_start
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.optimization import Optimization
 from grpo_pl.types import SamplingParams
@@ -711,7 +712,8 @@ def cold_started(folder: str) -> Path:
     data, module = config.build("data", RolloutDataModule), config.build("model", GRPOModule)
     module.derive_defaults(data)
     assert module.cold_start is not None
-    return module.cold_start.ensure(module.policy_config, module.template, data.source, device=torch.device("cpu"))
+    one = Trainer(accelerator="cpu", devices=1, logger=False)
+    return make_start(module.cold_start, module.policy_config, module.template, data.source, trainer=one)
 
 
 def main() -> None:

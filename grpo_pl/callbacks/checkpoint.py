@@ -11,12 +11,12 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from grpo_pl.callbacks.lightning_loops import completed_rollouts, set_progress
 from grpo_pl.files.checkpoints import LAST, PATTERN, CheckpointError, annotate, checkpoint_path, facts_of, remove, seal
 from grpo_pl.files.writing import best_effort, link_atomically
 from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.rewards.base import RewardFailed, correctness_index
 from grpo_pl.rollout.engine import EngineDied, PolicyDiverged, RolloutInterrupted
+from grpo_pl.training.lightning_loops import completed_rollouts, set_progress
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.optimization import TrainingDiverged
 from grpo_pl.training.weight_sync import OutOfSync

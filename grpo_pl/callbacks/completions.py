@@ -10,13 +10,13 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
-from grpo_pl.callbacks.lightning_loops import completed_rollouts
 from grpo_pl.environments.base import text_of
 from grpo_pl.files.rows import Row, json_line, read_lines, row_writer
 from grpo_pl.files.writing import append_lines, best_effort
 from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.rollout.sampler import episode_row
 from grpo_pl.training.experience import Experience
+from grpo_pl.training.lightning_loops import completed_rollouts
 
 
 class CompletionsLog(Callback):

@@ -9,12 +9,12 @@ from typing import Any, cast
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
-from grpo_pl.callbacks.lightning_loops import completed_rollouts
 from grpo_pl.files.rows import Row, append_rows, read_lines, row_writer
 from grpo_pl.files.runs import RunFolder
 from grpo_pl.files.writing import best_effort
 from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.policy.weights import weights_digest
+from grpo_pl.training.lightning_loops import completed_rollouts
 from grpo_pl.training.module import GRPOModule
 
 

@@ -9,12 +9,12 @@ from typing import cast
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
-from grpo_pl.callbacks.lightning_loops import completed_rollouts
 from grpo_pl.callbacks.record import plain_fields
 from grpo_pl.distributed.sharding import whole_model
 from grpo_pl.evaluation.model_card import model_card
 from grpo_pl.files.runs import RunFolder
 from grpo_pl.policy.export import TrainedWith, export_policy
+from grpo_pl.training.lightning_loops import completed_rollouts
 from grpo_pl.training.module import GRPOModule
 
 

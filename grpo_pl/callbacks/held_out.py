@@ -13,7 +13,6 @@ from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 
 from grpo_pl.callbacks.completions import exchange_text, shortened
-from grpo_pl.callbacks.lightning_loops import completed_rollouts, data_of, validate_now
 from grpo_pl.callbacks.metrics_csv import MetricsCSV
 from grpo_pl.callbacks.samples import log_table
 from grpo_pl.evaluation.held_out import Answers
@@ -23,6 +22,7 @@ from grpo_pl.files.rows import Row, read_lines, row_writer
 from grpo_pl.files.writing import best_effort
 from grpo_pl.functional.estimates import Estimate, estimate_mean, pass_at_k
 from grpo_pl.rollout.sampler import episode_row
+from grpo_pl.training.lightning_loops import completed_rollouts, data_of, validate_now
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import PromptBatch
 

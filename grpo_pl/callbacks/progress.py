@@ -11,8 +11,8 @@ from lightning.pytorch.callbacks import ProgressBar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from grpo_pl.callbacks.lightning_loops import completed_rollouts, data_of
 from grpo_pl.training.hooks import StepCallback
+from grpo_pl.training.lightning_loops import completed_rollouts, data_of
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.progress import LOG_EVERY_SECONDS
 
@@ -127,11 +127,14 @@ class StageProgress(StepCallback, ProgressBar):
         if stage != self._at[0]:
             self._enter(stage)
         self._at = (stage, done, total, note)
+        last = stage == "cold start" and done == total
         if self._bars is not None:
-            last = stage == "cold start" and done == total  # what comes next resets it
             self._bars.update(self._stage, completed=done, total=total, note=note, refresh=last)
-        elif stage == "cold start" and self._line_is_due(done == total):
+        elif stage == "cold start" and self._line_is_due(last):
             self._say(f"cold start: {done}/{total} {note}")
+        if last:
+            self._enter("")  # the policy is loaded
+            self._last_line = 0.0
 
     # --- what is shown ----------------------------------------------------------------------------------------------
 

@@ -18,7 +18,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
-from grpo_pl.callbacks.lightning_loops import data_of
 from grpo_pl.config.presets import preset_name
 from grpo_pl.config.terms import ROOM
 from grpo_pl.data.datamodule import RolloutDataModule
@@ -26,6 +25,7 @@ from grpo_pl.files.rows import read_object
 from grpo_pl.files.runs import RunFolder, keep_config
 from grpo_pl.files.writing import best_effort, staged
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.training.lightning_loops import data_of
 from grpo_pl.training.module import GRPOModule
 
 LONGEST_EXAMPLE = 8000

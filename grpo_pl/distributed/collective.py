@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeVar, cast
 
 import torch
@@ -51,6 +52,34 @@ class Collective:
         values: list[Any] = [None] * self.world
         dist.all_gather_object(values, value)
         return values
+
+    def from_first(self, make: Callable[[], Iterator[T]]) -> Iterator[T]:
+        """What the iterator that ``make`` returns in the first process brings, in every process.
+
+        Raises:
+            ValueError: it failed in the first process, which raises the error itself.
+        """
+        if self.world == 1:
+            yield from make()
+            return
+        made: Iterator[T] | None = None
+        while True:
+            found: list[T] = []
+            error: Exception | None = None
+            if self.rank == 0:
+                try:
+                    made = make() if made is None else made
+                    found = list(islice(made, 1))
+                except Exception as caught:  # a source or an environment of the user's may raise anything
+                    error = caught
+            found, told = self.gather_objects((found, error and failure_line(error)))[0]
+            if error is not None:
+                raise error
+            if told:
+                raise ValueError(f"the first process failed: {told}")
+            if not found:
+                return
+            yield found[0]
 
     def sum(self, values: Tensor) -> Tensor:
         """Element-wise sum over ranks."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
+from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
 from torch import nn
@@ -47,12 +48,26 @@ def computed_in(precision: str, *, weights: str, sharded: str | None, device: st
     return {"bf16-mixed": "bfloat16", "64-true": "float64"}.get(precision, weights)
 
 
+def computed_by(trainer: Trainer, weights: str, *, whole: bool = False) -> str:
+    """`computed_in`, under a Trainer; ``whole`` for what its strategy does not shard."""
+    strategy = trainer.strategy
+    sharded = strategy.param_dtype if isinstance(strategy, FSDP2Strategy) and not whole else None
+    return computed_in(str(trainer.precision), weights=weights, sharded=sharded, device=strategy.root_device.type)
+
+
 class CheckpointFiles(TorchCheckpointIO):
-    """The Trainer's plugin that writes checkpoints atomically and reads them without running code that they contain."""
+    """The Trainer's plugin that writes checkpoints atomically and reads them without running code that they contain.
+
+    Args:
+        shared: other runs may write the same files at the same time.
+    """
+
+    def __init__(self, *, shared: bool = False) -> None:
+        self.shared = shared
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        save_tensors(checkpoint, Path(path))
+        save_tensors(checkpoint, Path(path), shared=self.shared)
 
     @override
     def load_checkpoint(

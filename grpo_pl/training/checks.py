@@ -28,7 +28,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from grpo_pl.config.suggestions import NAMES, nearest
 from grpo_pl.data.datamodule import RolloutDataModule
-from grpo_pl.distributed.strategy import WHOLE_ONLY, FSDP2Strategy, check_strategy, computed_in
+from grpo_pl.distributed.strategy import WHOLE_ONLY, FSDP2Strategy, check_strategy, computed_by
 from grpo_pl.environments.base import Environment
 from grpo_pl.evaluation.held_out import HeldOutMetrics, Validation
 from grpo_pl.functional.sampling import DRAW_RULE
@@ -251,15 +251,8 @@ def check_precision(precision: str) -> None:
 
 def computes_in_float32_on_gpu(trainer: Trainer, weights: torch.dtype) -> bool:
     """True if a policy with such weights computes in float32 on a GPU, several times slower than in bfloat16."""
-    strategy = trainer.strategy
-    device = strategy.root_device.type
-    name = computed_in(
-        str(trainer.precision),
-        weights=str(weights).removeprefix("torch."),
-        sharded=strategy.param_dtype if isinstance(strategy, FSDP2Strategy) else None,
-        device=device,
-    )
-    return device == "cuda" and name == "float32"
+    name = computed_by(trainer, weights=str(weights).removeprefix("torch."))
+    return trainer.strategy.root_device.type == "cuda" and name == "float32"
 
 
 def warn_of_float32_on_gpu(trainer: Trainer, policy: PolicyConfig) -> None:

@@ -1,4 +1,4 @@
-"""The cold start: supervised fine-tuning on demonstrations before RL, made once and cached by content."""
+"""``ColdStart``: the demonstrations that a policy is shown before RL, and the name of what comes of it."""
 
 from __future__ import annotations
 
@@ -7,43 +7,38 @@ import json
 import random
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
+from lightning.pytorch import Trainer
 
 from grpo_pl.data.demonstrations import Demonstration, draw_in_passes, read_demonstrations
-from grpo_pl.distributed.collective import Collective, failure_line
-from grpo_pl.environments.base import Environment, Player, PolicyFault, Transition, play, text_of
-from grpo_pl.environments.pool import EnvironmentPool, PoolLimits
+from grpo_pl.distributed.strategy import computed_by
+from grpo_pl.environments.base import Player, text_of
 from grpo_pl.files.cache import cache_root
-from grpo_pl.files.writing import staged_folder, system_errors
 from grpo_pl.functional.argument_checks import check_choice
 from grpo_pl.functional.sampling import row_key, small_seed
-from grpo_pl.policy.dialogue import Dialogue, PlainTurns, opening
-from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
-from grpo_pl.policy.lora import has_adapters, merged
+from grpo_pl.policy.dialogue import Dialogue
+from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.policy.privileged import PrivilegedText
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import known_characters, lacking_characters, shown_characters
-from grpo_pl.training.progress import Heartbeat, progress_bar
-from grpo_pl.training.sft import Example, Optimizer, SFTCheckpoint, StepReport, tokenized, train_on_demonstrations
+from grpo_pl.training.sft import Example, tokenized
+from grpo_pl.training.stage import Stage
 from grpo_pl.types import Conversation, Problem
 
 if TYPE_CHECKING:
     from grpo_pl.data.sources import PromptSource
 
-T = TypeVar("T")
+RECIPE, RECIPE_MIXED = 2, 3
+"""Count up when what is computed changes, so that caches made by an older recipe are not taken: where the policy
+computes in the type of its weights, and elsewhere, as under ``bf16-mixed``."""
 
-RECIPE = 2
-"""Counts up when this file or ``sft.py`` changes what is computed, so that caches made by an older recipe are not
-taken."""
-
+Optimizer = Literal["adamw", "muon"]
 MADE_UP = 500
 """Prompts or demonstrations that are looked at before a run where there is no list of them."""
 
@@ -105,20 +100,38 @@ class ColdStart:
             raise ValueError("cold_start: steps, batch_size or lr is null, and no run has derived it: give all three.")
         return self.steps, self.batch_size, self.lr
 
+    @property
+    def whole(self) -> bool:
+        """True if every process holds the whole model, also under FSDP2: Muon takes whole matrices, in bfloat16, which
+        parts of them would round otherwise."""
+        return self.optimizer == "muon"
+
     def shortened(self) -> ColdStart:
         """Two steps of it, for a trial."""
         steps, batch_size, _ = self.size
         return replace(self, steps=min(2, steps), count=self.count and min(self.count, 2 * batch_size))
 
     def folder(
-        self, policy: PolicyConfig, template: PromptTemplate, source: PromptSource, stage: Stage | None = None
+        self,
+        policy: PolicyConfig,
+        template: PromptTemplate,
+        source: PromptSource,
+        stage: Stage | None = None,
+        *,
+        trainer: Trainer | None = None,
     ) -> Path:
-        """The folder of the result: named by a hash of everything it depends on, under ``$GRPO_PL_CACHE``."""
+        """The folder of the result: named by a hash of everything it depends on, under ``$GRPO_PL_CACHE``. It does not
+        depend on the number of processes.
+
+        Args:
+            trainer: tells in which type it is computed; None is that of the weights.
+        """
         given = asdict(self)
         if self.privileged is None:
             del given["privileged"]  # as before there was such a field, so that caches stay
+        computed = policy.dtype if trainer is None else computed_by(trainer, policy.dtype, whole=self.whole)
         recipe = {
-            "recipe": RECIPE,
+            "recipe": RECIPE if computed == policy.dtype else [RECIPE_MIXED, computed],
             "cold_start": {**given, "demonstrations": _content_hash(self.demonstrations)},
             "policy": {**asdict(policy), "folder": _folder_state(policy.source)},
             "template": template.to_dict(),
@@ -129,68 +142,6 @@ class ColdStart:
         }
         digest = hashlib.sha256(json.dumps(recipe, sort_keys=True, default=str).encode()).hexdigest()[:16]
         return cache_root() / "cold_start" / digest
-
-    def ensure(
-        self,
-        policy: PolicyConfig,
-        template: PromptTemplate,
-        source: PromptSource,
-        stage: Stage | None = None,
-        *,
-        device: torch.device,
-        bar: bool = True,
-        report: StepReport | None = None,
-        collective: Collective = Collective(),  # noqa: B008 - frozen
-        writes: bool = True,
-    ) -> Path:
-        """The folder of the cold-started model, trained now if it is not cached, from the last checkpoint of a process
-        that did not get to the end. The write is atomic. Its name does not depend on the number of processes.
-
-        Args:
-            stage: where the source's demonstrations are played; None takes each as a completion.
-            bar: show a progress bar of its own.
-            report: called after every step, in the first process.
-            collective: processes that train it together, each with its own share of every batch; all call this.
-            writes: whether this process writes the result, as one of each machine must.
-        """
-        folder = self.folder(policy, template, source, stage)
-        if not collective.any(not folder.is_dir(), device):
-            return folder
-        steps, _, lr = self.size
-        tokenizer = load_tokenizer(policy)
-        model = load_model(policy, tokenizer).to(device)
-        checkpoint = SFTCheckpoint(folder.with_name(f"{folder.name}.ckpt"), collective, writes=writes)
-        first = collective.rank == 0
-        with ExitStack() as around:
-            if stage is not None and first:
-                around.enter_context(stage.open())
-            advance = around.enter_context(progress_bar("cold start", steps)) if bar and first else None
-
-            def after_step(done: int, total: int, *, loss: float, lr: float) -> None:
-                if advance is not None:
-                    advance(done, f"loss {loss:.3f}")
-                if report is not None and first:
-                    report(done, total, loss=loss, lr=lr)
-
-            train_on_demonstrations(
-                model,
-                _from_first(self._batches(template, source, tokenizer, stage, first=checkpoint.steps_done), collective),
-                steps=steps,
-                lr=lr,
-                optimizer=self.optimizer,
-                pad_token_id=int(tokenizer.pad_token_id),
-                checkpoint=checkpoint,
-                report=after_step,
-                collective=collective,
-            )
-        if writes:
-            model = merged(model) if has_adapters(model) else model
-            with staged_folder(folder, replace=False) as staging, system_errors():  # another process may be first
-                model.save_pretrained(staging)
-                tokenizer.save_pretrained(staging)
-            checkpoint.remove()
-        collective.max(0, device)  # nobody goes on before it is written
-        return folder
 
     def asked(self, source: PromptSource, count: int) -> Iterator[str]:
         """The questions of all demonstrations of the file, or of about the first ``count`` of the source's own."""
@@ -205,7 +156,7 @@ class ColdStart:
         """The source's own demonstrations, one step after the other from step ``first``."""
         return map(partial(self.from_source, source, stage), range(first, self.size[0]))
 
-    def _batches(
+    def batches(
         self, template: PromptTemplate, source: PromptSource, tokenizer: Any, stage: Stage | None, first: int = 0
     ) -> Iterator[list[Example]]:
         """The examples of step ``first`` and all after it."""
@@ -269,125 +220,6 @@ class ColdStart:
             override = "demonstration()" if stage is None else "demonstrated_actions()"
             raise ValueError(f"{type(source).__name__} has no demonstrations: {instead}, or override {override}.")
         return shown
-
-
-def _from_first(batches: Iterator[T], collective: Collective) -> Iterator[T]:
-    """What the first process makes, on all of them: an environment plays its episodes there alone. An error is raised
-    on all."""
-    if collective.world == 1:
-        yield from batches
-        return
-    while True:
-        batch: T | None = None
-        error: Exception | None = None
-        if collective.rank == 0:
-            try:
-                batch = next(batches, None)
-            except Exception as caught:  # a source or an environment of the user's may raise anything
-                error = caught
-        batch, told = collective.gather_objects((batch, error and failure_line(error)))[0]
-        if error is not None:
-            raise error
-        if told:
-            raise ValueError(f"the demonstrations of the first process failed: {told}")
-        if batch is None:
-            return
-        yield batch
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stage:
-    """The environment that a source's demonstrations are played in."""
-
-    environment: Environment
-    plain: PlainTurns = PlainTurns()  # noqa: RUF009 - frozen
-    limits: PoolLimits = PoolLimits()  # noqa: RUF009 - frozen
-    """Of agents, whose sessions have processes of their own."""
-    _pool: list[tuple[EnvironmentPool, Heartbeat]] = field(default_factory=list, init=False, repr=False)
-
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        """The environment, prepared; agents have processes of their own."""
-        with ExitStack() as around:
-            if self.environment.writes_prompt:
-                pool = around.enter_context(EnvironmentPool(self.environment, self.limits))
-                pool.start()
-                self._pool[:] = [(pool, Heartbeat("cold start, turns played of agents' sessions"))]
-                around.callback(self._pool.clear)
-            else:
-                self.environment.prepare()
-                around.callback(self.environment.shutdown)
-            yield
-
-    def demonstrations(self, played: Sequence[tuple[Problem, Sequence[str] | Player, int]]) -> list[Demonstration]:
-        """Plays episodes: problem, actions, seed."""
-        if not self._pool:
-            return [self.demonstration(prompt, actions, seed=seed) for prompt, actions, seed in played]
-        ((pool, heartbeat),) = self._pool
-        for number, (prompt, _, seed) in enumerate(played):
-            pool.reset(number, seed=seed, row={"question": prompt.question, "answer": prompt.answer, **prompt.columns})
-        turns = {number: [start] for number, start in pool.collect_all().items()}
-        said: dict[int, list[str]] = {number: [] for number in turns}
-        while True:
-            for number, (_, actions, _) in enumerate(played):
-                if not turns[number][-1].done:
-                    action = _next_action(actions, turns[number], said[number])
-                    if action is None:
-                        pool.release(number)
-                    else:
-                        said[number].append(action)
-                        pool.step(number, action)
-            answered = pool.collect_all()
-            heartbeat.add(len(answered))
-            if not answered:
-                break
-            for number, transition in answered.items():
-                turns[number].append(transition)
-        shown = []
-        for number, (prompt, _, _) in enumerate(played):
-            fault = next((turn for turn in turns[number] if turn.status != "ok"), None)
-            branched = any(turn.info.get("segment") for turn in turns[number])
-            if fault is not None or branched or not said[number]:
-                told = f"{fault.status}: {fault.detail}" if fault is not None else "it has no action"
-                told = "the agent begins a second conversation, which no demonstration can show" if branched else told
-                raise ValueError(f"the demonstration of prompt {prompt.id} cannot be played: {told}.")
-            offered = {name: turns[number][0].info[name] for name in ("tools", "told_tools")}
-            shown.append(_worked("", turns[number], said[number], **offered))
-        return shown
-
-    def demonstration(self, prompt: Problem, actions: Sequence[str] | Player, *, seed: int) -> Demonstration:
-        """Plays an episode."""
-        said: list[str] = []
-
-        def next_action(turns: Sequence[Transition]) -> str | None:
-            action = _next_action(actions, turns, said)
-            said.extend([] if action is None else [action])
-            return action
-
-        row = {"question": prompt.question, "answer": prompt.answer, **prompt.columns}
-        try:
-            turns = play(self.environment, next_action, seed=seed, row=row)
-        except PolicyFault as fault:
-            raise ValueError(
-                f"the demonstration of prompt {prompt.id} breaks a rule of the environment: {fault}"
-            ) from fault
-        if not said:
-            raise ValueError(f"the demonstration of prompt {prompt.id} has no action.")
-        return _worked(prompt.asked, turns, said)
-
-
-def _worked(
-    asked: str | Conversation, turns: Sequence[Transition], said: Sequence[str], **offered: Any
-) -> Demonstration:
-    """An episode: its question, what was observed in its turns, and the actions, with the tools on offer."""
-    seen = [turn.observation for turn in turns]
-    return Demonstration(opening(asked, seen[0]), said[0], tuple(zip(seen[1:], said[1:], strict=False)), **offered)
-
-
-def _next_action(actions: Sequence[str] | Player, turns: Sequence[Transition], said: Sequence[str]) -> str | None:
-    if callable(actions):
-        return actions(turns)
-    return actions[len(said)] if len(said) < len(actions) else None
 
 
 def check_characters(

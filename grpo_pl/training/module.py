@@ -36,6 +36,7 @@ from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.training import checks
 from grpo_pl.training.cold_start import ColdStart
+from grpo_pl.training.cold_start_fit import make_start
 from grpo_pl.training.defaults import Derived, derive, run_facts, unset_fields, with_values
 from grpo_pl.training.demonstrated import DemonstrationBatches
 from grpo_pl.training.experience import Experience, ExperienceMaker
@@ -155,8 +156,7 @@ class GRPOModule(PolicyModule):
             self._data.repeat_rollouts(self.trainer.overfit_batches)  # type: ignore[attr-defined]
             if self._data.repeated is not None:  # Lightning would end after them, and validate on as few
                 self.trainer.limit_train_batches = self.trainer.limit_val_batches = 1.0
-        if self.trainer.world_size > 1:
-            self._make_start()  # together
+        self._make_start()
 
     def teardown(self, stage: str) -> None:
         self.source.close()
@@ -179,7 +179,7 @@ class GRPOModule(PolicyModule):
         self.optimization, self.cold_start = with_values(values, self.optimization, self.cold_start, data)
 
     def prepare_data(self) -> None:
-        """Checks the run, and makes the cold start of a single process; runs in one process a node."""
+        """Checks the run; in one process a node."""
         checks.check_data(self.trainer)
         checks.check_trainer(self.trainer)  # before minutes are spent
         if self.trainer.training:
@@ -192,25 +192,24 @@ class GRPOModule(PolicyModule):
         if self.demonstrations is not None and self.trainer.training:
             dialogue = Dialogue(template=self.template, tokenizer=load_tokenizer(self.policy_config))
             self.demonstrations.check(self._data.source, dialogue, in_environment=self.environment is not None)
-        if self.trainer.world_size == 1:
-            self._make_start()
 
     def _make_start(self) -> None:
-        """Makes the cold start where it is missing; several processes share each of its batches."""
+        """Makes the cold start where it is missing, by a fit inside of this one before the policy is loaded."""
         self.derive_defaults(self._data)
         self._resolve_characters()
         if self.policy is None and (start := self._start) is not None and self._needs_start_weights():
             bar = self.trainer.progress_bar_callback
-            start.ensure(
+            make_start(
+                start,
                 self.policy_config,
                 self.template,
                 self._data.source,
                 self.stage,
-                device=self.trainer.strategy.root_device,
+                trainer=self.trainer,
+                tokens_per_microbatch=self.budget.configured,
+                activation_checkpointing=self.activation_checkpointing,
                 bar=bar is not None and not isinstance(bar, StepCallback),  # Lightning's bars count batches alone
                 report=self._report_cold_start,
-                collective=self.collective,
-                writes=self.trainer.local_rank == 0,
             )
 
     def configure_model(self) -> None:

@@ -70,9 +70,13 @@ class Optimization:
         )
 
     def configure(self, optimizer: torch.optim.Optimizer, *, rollout: int, total: int) -> None:
-        """Sets every hyperparameter anew: a checkpoint restores those of the run that wrote it."""
+        """Sets every hyperparameter anew: a checkpoint restores those of the run that wrote it. A group's ``rate``, if
+        it has one, is a factor of its learning rate."""
+        lr = self.lr_at(rollout, total)
         for group in optimizer.param_groups:
-            group.update(lr=self.lr_at(rollout, total), betas=self.betas, eps=self.eps, weight_decay=self.weight_decay)
+            group.update(lr=group.get("rate", 1.0) * lr, weight_decay=self.weight_decay)
+            if "betas" in group:  # AdamW's
+                group.update(betas=self.betas, eps=self.eps)
 
     def lr_at(self, rollout: int, total: int) -> float:
         """Learning rate of the updates after rollout ``rollout`` (from 0) of ``total``.

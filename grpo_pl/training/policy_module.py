@@ -36,12 +36,13 @@ from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.decoder_choice import TORCH, decoder_for_run
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.sampler import CompletionSampler
-from grpo_pl.training.cold_start import ColdStart, Stage
+from grpo_pl.training.cold_start import ColdStart
 from grpo_pl.training.collect import Collector, DrawRequest, trainer_state
 from grpo_pl.training.demonstrated import DemonstrationBatches
 from grpo_pl.training.forked_fit import send_results, take_results
 from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.metrics import logged_means
+from grpo_pl.training.stage import Stage
 from grpo_pl.training.vocabulary import with_collected_characters
 from grpo_pl.types import Problem, PromptBatch, SamplingParams
 
@@ -191,7 +192,8 @@ class PolicyModule(LightningModule):
         needs_weights = self._needs_start_weights()
         path = None
         if (start := self._start) is not None and needs_weights:
-            path = str(start.folder(self.policy_config, self.template, self._data.source, self.stage))
+            made_from = (self.policy_config, self.template, self._data.source, self.stage)
+            path = str(start.folder(*made_from, trainer=self.trainer))
         build = partial(load_model, self.policy_config, self.tokenizer, path)
         self.policy = build_once(build) if sharded else build(weights=needs_weights)
 

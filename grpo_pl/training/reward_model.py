@@ -22,7 +22,7 @@ from grpo_pl.policy.tokenizer import known_characters, lacking_characters, shown
 from grpo_pl.rewards.pretrained import load_pretrained
 from grpo_pl.training.beside import Sums
 from grpo_pl.training.optimization import Optimization
-from grpo_pl.training.step_run import HeldOutRows, Split, StepData, StepModule
+from grpo_pl.training.step_run import Rows, Split, StepData, StepModule
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -129,7 +129,7 @@ class RewardModelModule(StepModule):
         count = torch.tensor(len(batch), device=self.device)
         return {"loss": (loss.detach() * len(batch), count), "agreement": (right, count)}
 
-    def validation_step(self, batch: HeldOutRows[Preference], batch_idx: int) -> None:
+    def validation_step(self, batch: Rows[Preference], batch_idx: int) -> None:
         chosen, rejected = self._scores(batch)
         if not batch.filling:
             right, loss = agreements(chosen, rejected).sum(), bradley_terry_loss(chosen, rejected).double().sum()

@@ -39,7 +39,7 @@ from grpo_pl.training.defaults import Derived, derive_supervised
 from grpo_pl.training.microbatches import TokenBudget, rollout_rows
 from grpo_pl.training.optimization import Optimization
 from grpo_pl.training.sft import Example, as_rollout, tokenized
-from grpo_pl.training.step_run import HeldOutRows, StepData, StepModule
+from grpo_pl.training.step_run import Rows, StepData, StepModule
 from grpo_pl.types import Rollout, SamplingParams
 
 if TYPE_CHECKING:
@@ -155,17 +155,21 @@ class SFTModule(StepModule):
     # --- building ---------------------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
+        self.read_rows()
+        super().setup(stage)
+        if self.trainer.strategy.root_device.type == "cpu":
+            keep_freed_memory()
+
+    def read_rows(self) -> None:
+        """Reads and checks the rows, unless the command line has done so, and loads the tokenizer."""
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         if not isinstance(data, SFTData):
             given = "none" if data is None else type(data).__name__
             raise ValueError(f"SFTModule is trained on SFTData as datamodule, and was given {given}.")
-        super().setup(stage)
-        if not data.is_loaded:  # else the command line has done so
+        if not data.is_loaded:
             self.check(data)
             for note in data.notes:
                 rank_zero_info(note)
-        if self.trainer.strategy.root_device.type == "cpu":
-            keep_freed_memory()
 
     def build_model(self, *, weights: bool = True) -> Any:
         if self.policy_config.quantization is not None and isinstance(self.trainer.strategy, FSDP2Strategy):
@@ -180,9 +184,9 @@ class SFTModule(StepModule):
 
     # --- training ---------------------------------------------------------------------------------------------------
 
-    def accumulate(self, batch: list[Example]) -> Sums:
+    def accumulate(self, batch: Rows[Example]) -> Sums:
         collective, rollout = self.collective, self._rollout(batch)
-        own = rollout.action_mask.sum()
+        own = rollout.action_mask.sum() * (not batch.filling)
         total = collective.sum(own)  # of all processes
         rows = torch.arange(len(batch), device=self.device)
 
@@ -191,7 +195,7 @@ class SFTModule(StepModule):
             parts = list(self.budget.rounds(rollout, rows, self.policy, collective))
             summed = torch.zeros((), device=self.device, dtype=torch.float64)
             for number, (part, counts) in enumerate(parts, start=1):
-                loss = float(counts) * self._nll(rollout, part) / total
+                loss = float(counts and not batch.filling) * self._nll(rollout, part) / total
                 with joining_gradients(self.trainer.strategy, self.policy, last=number == len(parts)):
                     self.manual_backward(loss * collective.world)  # gradients are averaged over processes
                 summed += loss.detach().double()
@@ -210,7 +214,7 @@ class SFTModule(StepModule):
         logprobs, _ = completion_logprobs(self.policy, **part, temperature=1.0)
         return -(logprobs * cast(Tensor, part["action_mask"])).sum()
 
-    def validation_step(self, batch: HeldOutRows[Example], batch_idx: int) -> None:
+    def validation_step(self, batch: Rows[Example], batch_idx: int) -> None:
         rollout = self._rollout(batch)
         rows = torch.arange(len(batch), device=self.device)
         for part, counts in self.budget.rounds(rollout, rows, self.policy, self.collective):

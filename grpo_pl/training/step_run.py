@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, cast
 
@@ -27,10 +27,12 @@ T = TypeVar("T")
 Split = Literal["train", "val"]
 
 
-class HeldOutRows(list[T]):
-    """Rows of one validation batch; ``filling`` marks those of a process that has none left, which count nowhere."""
+class Rows(list[T]):
+    """A process's rows of one batch; ``filling`` marks those of a process that has none left, which count nowhere."""
 
-    filling = False
+    def __init__(self, rows: Iterable[T], *, filling: bool = False) -> None:
+        super().__init__(rows)
+        self.filling = filling
 
 
 class StepData(LightningDataModule, Generic[T]):
@@ -68,14 +70,14 @@ class StepData(LightningDataModule, Generic[T]):
         """Some of `rows`."""
         return list(rows)
 
-    def batch(self, step: int) -> list[T]:
+    def batch(self, step: int) -> Rows[T]:
         """This process's rows of a step."""
         rank, world = self._rank_and_world()
         self.check_shares(world)
         step = step if self.repeated is None else step % self.repeated
         drawn = draw_in_passes(self.rows("train"), step=step, count=self.per_step, seed=self.seed)
         share = self.per_step // world
-        return self.read("train", drawn[rank * share : (rank + 1) * share])
+        return Rows(self.read("train", drawn[rank * share : (rank + 1) * share]))
 
     def check_shares(self, world: int) -> None:
         """Refuses rows of a step that ``world`` processes cannot share equally."""
@@ -93,11 +95,11 @@ class StepData(LightningDataModule, Generic[T]):
         steps = max(1, round(count * self.steps)) if isinstance(count, float) and count else int(count)
         self.repeated = steps or None
 
-    def train_dataloader(self) -> DataLoader[list[T]]:
+    def train_dataloader(self) -> DataLoader[Rows[T]]:
         steps = Steps(self, self.batch)
         return DataLoader(steps, batch_size=None, sampler=RemainingSteps(steps), collate_fn=_unchanged)
 
-    def val_dataloader(self) -> DataLoader[HeldOutRows[T]] | list[Any]:
+    def val_dataloader(self) -> DataLoader[Rows[T]] | list[Any]:
         rank, world = self._rank_and_world()
         if not len(self.rows("val")):
             return []
@@ -133,7 +135,7 @@ class StepData(LightningDataModule, Generic[T]):
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
 
 
-class _Slices(Dataset[HeldOutRows[T]]):
+class _Slices(Dataset[Rows[T]]):
     """The held-out rows of a process, as many slices as on every other one; collectives inside of a forward pass would
     hang otherwise."""
 
@@ -145,12 +147,10 @@ class _Slices(Dataset[HeldOutRows[T]]):
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, number: int) -> HeldOutRows[T]:
+    def __getitem__(self, number: int) -> Rows[T]:
         size = self.data.per_step
         chosen = self.own[number * size : (number + 1) * size]
-        rows = HeldOutRows(self.data.read("val", chosen if len(chosen) else self.spare))
-        rows.filling = not len(chosen)
-        return rows
+        return Rows(self.data.read("val", chosen if len(chosen) else self.spare), filling=not len(chosen))
 
 
 def _unchanged(batch: T) -> T:
@@ -181,7 +181,7 @@ class StepModule(LightningModule):
         """The model that is trained; ``weights`` false builds the architecture only."""
 
     @abstractmethod
-    def accumulate(self, batch: list[Any]) -> Sums:
+    def accumulate(self, batch: Rows[Any]) -> Sums:
         """Adds up the gradients of a step, which begin at zero; returns its ``loss`` and other metrics of this rank.
         May be called again where memory ended, and then begins with zeroing gradients itself."""
 
@@ -210,16 +210,18 @@ class StepModule(LightningModule):
 
     # --- training ---------------------------------------------------------------------------------------------------
 
-    def training_step(self, batch: list[Any], batch_idx: int) -> dict[str, Tensor]:
+    def training_step(self, batch: Rows[Any], batch_idx: int) -> dict[str, Tensor]:
         step, total = self._data.completed_rollouts, self._data.steps
-        optimizer = cast(torch.optim.Optimizer, self.optimizers())
-        self.optimization.configure(optimizer, rollout=step, total=total)
-        optimizer.zero_grad(set_to_none=True)
+        made = self.optimizers()
+        optimizers = cast(list[torch.optim.Optimizer], made if isinstance(made, list) else [made])
+        for optimizer in optimizers:
+            self.optimization.configure(optimizer, rollout=step, total=total)
+            optimizer.zero_grad(set_to_none=True)
         sums = self.accumulate(batch)
         norm = self.optimization.clip_gradients(self.parameters())
         found = self.collective.ratios(sums)
         taken = bool(torch.isfinite(norm)) and math.isfinite(found["loss"])  # the same on all processes
-        if taken:
+        for optimizer in optimizers if taken else ():
             optimizer.step()
         metrics = {**found, "grad_norm": float(norm), "lr": self.optimization.lr_at(step, total)}
         self.log_dict(metrics, on_step=True, on_epoch=False, logger=False, batch_size=len(batch))

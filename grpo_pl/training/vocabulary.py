@@ -25,8 +25,9 @@ from grpo_pl.policy.tokenizer import (
     lacking_characters,
     shown_characters,
 )
-from grpo_pl.training.cold_start import MADE_UP, ColdStart, Stage
+from grpo_pl.training.cold_start import MADE_UP, ColdStart
 from grpo_pl.training.demonstrated import DemonstrationBatches
+from grpo_pl.training.stage import Stage
 from grpo_pl.types import Problem
 
 if TYPE_CHECKING:

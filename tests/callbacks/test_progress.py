@@ -32,8 +32,8 @@ def test_a_log_file_gets_lines_without_control_characters(command_line: Any) -> 
     assert "cold start: 2/2 loss" in err
     assert re.search(r"^policy: Qwen2ForCausalLM of 12,192 parameters; loaded in \d+ s$", err, re.MULTILINE)
     phases = [
+        "loading the policy",
         "\ncold start: 2/2",
-        "\nloading the policy",
         "\npolicy: ",
         "\nvalidation of ",
         "\nrollout 0: ",

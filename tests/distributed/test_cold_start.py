@@ -8,17 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lightning.pytorch import Trainer
 from safetensors.torch import load_file
 
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 from grpo_pl.distributed.collective import Collective
+from grpo_pl.distributed.strategy import FSDP2Strategy
 from grpo_pl.policy.template import PromptTemplate
-from grpo_pl.training import sft
-from grpo_pl.training.cold_start import ColdStart, Stage
-from grpo_pl.training.sft import SFTCheckpoint
+from grpo_pl.training import cold_start_fit
+from grpo_pl.training.cold_start import ColdStart
+from grpo_pl.training.cold_start_fit import SaveNowAndThen, make_start
+from grpo_pl.training.stage import Stage
 from tests.distributed.conftest import STRATEGIES, Calls, Ended, fork, grpo_pl, join
-from tests.training.test_cold_start import CPU, POLICY
+from tests.training.test_cold_start import POLICY
 from tests.training.test_cold_start_episodes import Doors, Words
 
 Parts = tuple[ColdStart, PromptTemplate, PromptSource, Stage | None]
@@ -44,7 +47,7 @@ def assert_close(ours: Path, theirs: Path) -> None:
     assert difference <= 1e-5 * sum(value.double().square().sum() for value in before.values()) ** 0.5
 
 
-def _made(parts: Parts, cache: Path) -> Callable[[Collective], tuple[Path, list[int]]]:
+def _made(parts: Parts, cache: Path, name: str = "ddp") -> Callable[[Collective], tuple[Path, list[int]]]:
     """The folder, and the steps that were reported."""
 
     def work(collective: Collective) -> tuple[Path, list[int]]:
@@ -55,19 +58,23 @@ def _made(parts: Parts, cache: Path) -> Callable[[Collective], tuple[Path, list[
         def report(step: int, total: int, *, loss: float, lr: float) -> None:
             done.append(step)
 
-        together: dict[str, Any] = {"collective": collective, "writes": collective.rank == 0, "report": report}
-        return start.ensure(POLICY, template, source, stage, device=CPU, bar=False, **together), done
+        strategy = {"auto": "auto", "ddp": "ddp", "fsdp": FSDP2Strategy()}[name if collective.world > 1 else "auto"]
+        trainer = Trainer(accelerator="cpu", devices=collective.world, strategy=strategy, logger=False)
+        return make_start(start, POLICY, template, source, stage, trainer=trainer, bar=False, report=report), done
 
     return work
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [*((case, "ddp") for case in CASES), *(pytest.param(case, "fsdp", marks=pytest.mark.slow) for case in CASES)],
+)
 def test_two_processes_make_the_start_of_one(
-    on_two_ranks: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+    on_two_ranks: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, name: str
 ) -> None:
     monkeypatch.setenv("GRPO_PL_CACHE", "")
     alone, _ = _made(CASES[case], tmp_path / "one")(Collective())
-    together = on_two_ranks(_made(CASES[case], tmp_path / "two"))
+    together = on_two_ranks(_made(CASES[case], tmp_path / "two", name))
     folder, steps = tmp_path / "two" / "cold_start" / alone.name, CASES[case][0].size[0]
     assert together == [(folder, list(range(1, steps + 1))), (folder, [])]
     assert_close(folder, alone)
@@ -91,16 +98,16 @@ def test_what_fails_in_the_first_process_ends_both(on_two_ranks: Calls, tmp_path
 
 def _killed(folder: Path, cache: Path, visit: int, *args: object) -> int:
     """A fit whose processes kill themselves behind a step of the cold start, before its checkpoint."""
-    sft.SAVE_EVERY_SECONDS, sft.LARGEST_SHARE = 0.0, float("inf")
-    save, visits = SFTCheckpoint.save_if_due, []
+    cold_start_fit.SAVE_EVERY_SECONDS, cold_start_fit.LARGEST_SHARE = 0.0, float("inf")
+    save, visits = SaveNowAndThen.on_train_batch_end, []
 
-    def save_or_die(self: SFTCheckpoint, *given: Any, **more: Any) -> None:
+    def save_or_die(self: SaveNowAndThen, *given: Any, **more: Any) -> None:
         visits.append(0)
         if len(visits) == visit:
             os.kill(os.getpid(), signal.SIGKILL)
         save(self, *given, **more)
 
-    SFTCheckpoint.save_if_due = save_or_die  # type: ignore[method-assign]
+    SaveNowAndThen.on_train_batch_end = save_or_die  # type: ignore[method-assign]
     return grpo_pl(folder, cache, *args)
 
 

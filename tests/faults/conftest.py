@@ -34,10 +34,10 @@ def _plan(death: Death) -> None:
     from grpo_pl.callbacks import checkpoint
     from grpo_pl.environments import EnvironmentPool
     from grpo_pl.rollout.decoding import DecodeMonitor
+    from grpo_pl.training.cold_start_fit import SaveNowAndThen
     from grpo_pl.training.collect import Collector
     from grpo_pl.training.optimization import Optimization
     from grpo_pl.training.policy_module import PolicyModule
-    from grpo_pl.training.sft import SFTCheckpoint
 
     visits = 0
 
@@ -65,7 +65,7 @@ def _plan(death: Death) -> None:
         torch.save = half  # type: ignore[assignment]
     else:
         owner, name = {
-            "cold start": (SFTCheckpoint, "save_if_due"),  # a step is done, its checkpoint is not written
+            "cold start": (SaveNowAndThen, "on_train_batch_end"),  # a step is done, its checkpoint is not written
             "rollout": (DecodeMonitor, "check_stop"),  # between two tokens
             "environment": (EnvironmentPool, "step"),  # some episodes of a turn have been told, others not
             "reward": (Collector, "score"),
@@ -78,9 +78,9 @@ def _plan(death: Death) -> None:
 
 def _keep_each_step() -> None:
     """Lets a cold start write a checkpoint after every step."""
-    from grpo_pl.training import sft
+    from grpo_pl.training import cold_start_fit
 
-    sft.SAVE_EVERY_SECONDS, sft.LARGEST_SHARE = 0.0, float("inf")
+    cold_start_fit.SAVE_EVERY_SECONDS, cold_start_fit.LARGEST_SHARE = 0.0, float("inf")
 
 
 def _child(

@@ -35,7 +35,7 @@ def test_deaths_in_a_cold_start_leave_no_trace(
 ) -> None:
     ours = replace(quickstart, cache=tmp_path / "cache")
     assert ours.fit("--resume", death=Death("cold start", 15)) == -signal.SIGKILL, ours.log
-    assert [file.suffix for file in (ours.cache / "cold_start").iterdir()] == [".ckpt"]
+    assert [file.suffix for file in (ours.cache / "cold_start").iterdir()] == [".steps"]
     assert ours.fit("--resume") == 0, ours.log
     assert_same_end(ours)
     assert [file.suffix for file in (ours.cache / "cold_start").iterdir()] == [""]  # the result alone

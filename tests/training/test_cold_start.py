@@ -10,20 +10,26 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from lightning.pytorch import Trainer
 
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.data.tables import TablePrompts
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
+from grpo_pl.distributed.second_trainer import fit_beside
+from grpo_pl.files.checkpoints import checkpoint_path, save_tensors
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.lora import Lora
 from grpo_pl.policy.privileged import PrivilegedText
 from grpo_pl.policy.template import PromptTemplate
-from grpo_pl.training import cold_start, sft
+from grpo_pl.training import cold_start, cold_start_fit
+from grpo_pl.training.beside import Sums
 from grpo_pl.training.cold_start import ColdStart
-from grpo_pl.training.sft import MUON_RATE, Example, SFTCheckpoint, demonstration_loss, train_on_demonstrations
+from grpo_pl.training.cold_start_fit import MUON_RATE, SaveNowAndThen, StartData, StartModule, make_start
+from grpo_pl.training.optimization import Optimization
+from grpo_pl.training.sft import Example
+from grpo_pl.training.step_run import Rows
 from grpo_pl.types import Problem
+from tests.conftest import TINY_POLICY
 
 POLICY = PolicyConfig(
     from_scratch={
@@ -36,7 +42,8 @@ POLICY = PolicyConfig(
     }
 )
 TEMPLATE = PromptTemplate()
-CPU = torch.device("cpu")
+ONE = Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False)
+"""Of one process, in whose place starts are made."""
 SHORT = ColdStart(steps=3, batch_size=4, lr=1e-3)
 
 
@@ -60,23 +67,24 @@ class Recording(ArithmeticPrompts):
 
 def test_the_second_call_finds_the_first_ones_result(cache: Path) -> None:
     source = Recording()
-    folder = SHORT.ensure(POLICY, TEMPLATE, source, device=CPU)
+    folder = make_start(SHORT, POLICY, TEMPLATE, source, trainer=ONE)
     assert len(source.shown) == 12  # three steps of four
-    assert SHORT.ensure(POLICY, TEMPLATE, source, device=CPU) == folder
+    assert make_start(SHORT, POLICY, TEMPLATE, source, trainer=ONE) == folder
     assert len(source.shown) == 12
     assert [path.name for path in cache.iterdir()] == [folder.name]
 
 
 def test_demonstrations_are_made_while_it_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cold_start, "MADE_UP", 1)  # looked at before
-    source, made = Recording(), []
+    source, made = Recording(), list[int]()
 
-    def loss(*arguments: Any, **more: Any) -> Tensor:
+    def learn(self: StartModule, batch: Rows[Example]) -> Sums:
         made.append(len(source.shown))
-        return demonstration_loss(*arguments, **more)
+        return accumulate(self, batch)
 
-    monkeypatch.setattr(sft, "demonstration_loss", loss)
-    SHORT.ensure(POLICY, TEMPLATE, source, device=CPU)
+    accumulate = StartModule.accumulate
+    monkeypatch.setattr(StartModule, "accumulate", learn)
+    make_start(SHORT, POLICY, TEMPLATE, source, trainer=ONE)
     assert made == [4, 8, 12]
 
 
@@ -88,11 +96,11 @@ def test_a_character_that_the_vocabulary_lacks_is_refused(good: int, monkeypatch
 
     monkeypatch.setattr(cold_start, "MADE_UP", 1)
     with pytest.raises(ValueError, match=r"lacks '✓' \(U\+2713\), in 4 of 4 demonstrations"):
-        SHORT.ensure(POLICY, TEMPLATE, Ticked(), device=CPU)
+        make_start(SHORT, POLICY, TEMPLATE, Ticked(), trainer=ONE)
 
 
 def test_the_result_is_a_hugging_face_folder_with_trained_weights() -> None:
-    folder = SHORT.ensure(POLICY, TEMPLATE, ArithmeticPrompts(digits=1), device=CPU)
+    folder = make_start(SHORT, POLICY, TEMPLATE, ArithmeticPrompts(digits=1), trainer=ONE)
     saved = PolicyConfig(path=str(folder))
     tokenizer = load_tokenizer(saved)
     trained, start = load_model(saved, tokenizer), load_model(POLICY, tokenizer)
@@ -102,10 +110,10 @@ def test_the_result_is_a_hugging_face_folder_with_trained_weights() -> None:
 
 def test_the_same_ingredients_give_the_same_weights(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = ArithmeticPrompts(digits=1)
-    first = SHORT.ensure(POLICY, TEMPLATE, source, device=CPU)
+    first = make_start(SHORT, POLICY, TEMPLATE, source, trainer=ONE)
     monkeypatch.setenv("GRPO_PL_CACHE", str(cache / "elsewhere"))
     torch.manual_seed(99)
-    second = SHORT.ensure(POLICY, TEMPLATE, source, device=CPU)
+    second = make_start(SHORT, POLICY, TEMPLATE, source, trainer=ONE)
     assert first != second
     assert first.name == second.name
     assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
@@ -113,7 +121,7 @@ def test_the_same_ingredients_give_the_same_weights(cache: Path, monkeypatch: py
 
 def test_demonstrations_never_show_a_held_out_problem() -> None:
     source = Recording(digits=2)
-    ColdStart(steps=5, batch_size=60, lr=1e-3).ensure(POLICY, TEMPLATE, source, device=CPU)
+    make_start(ColdStart(steps=5, batch_size=60, lr=1e-3), POLICY, TEMPLATE, source, trainer=ONE)
     held_out = {prompt.id for prompt in source.validation(900)}
     assert len({prompt.id for prompt in source.shown}) > 250
     assert not held_out & {prompt.id for prompt in source.shown}
@@ -121,7 +129,7 @@ def test_demonstrations_never_show_a_held_out_problem() -> None:
 
 def test_demonstrations_are_not_those_problems_that_the_first_rollouts_ask() -> None:
     source = Recording(digits=6, min_digits=6)
-    ColdStart(steps=5, batch_size=8, lr=1e-3).ensure(POLICY, TEMPLATE, source, device=CPU)
+    make_start(ColdStart(steps=5, batch_size=8, lr=1e-3), POLICY, TEMPLATE, source, trainer=ONE)
     asked = {prompt.id for step in range(5) for prompt in source.prompts(step, count=8)}
     assert not asked & {prompt.id for prompt in source.shown}
 
@@ -206,7 +214,7 @@ class Failing(ArithmeticPrompts):
 
 def test_a_cold_start_that_failed_leaves_nothing_to_be_found(cache: Path) -> None:
     with pytest.raises(RuntimeError, match="lights"):
-        SHORT.ensure(POLICY, TEMPLATE, Failing(), device=CPU)
+        make_start(SHORT, POLICY, TEMPLATE, Failing(), trainer=ONE)
     assert not cache.exists() or not any(cache.iterdir())
 
 
@@ -227,7 +235,7 @@ class Overtaken(ArithmeticPrompts):
 def test_two_processes_at_once_end_with_one_whole_result(cache: Path) -> None:
     source = Overtaken()
     source.folder = SHORT.folder(POLICY, TEMPLATE, source)
-    assert SHORT.ensure(POLICY, TEMPLATE, source, device=CPU) == source.folder
+    assert make_start(SHORT, POLICY, TEMPLATE, source, trainer=ONE) == source.folder
     assert [path.name for path in source.folder.iterdir()] == ["made_by_another"]
     assert [path.name for path in cache.iterdir()] == [source.folder.name]
 
@@ -239,7 +247,7 @@ def _file(path: Path, *rows: tuple[str, str]) -> str:
 
 def test_a_file_of_demonstrations_is_learnt_instead_of_the_sources(tmp_path: Path) -> None:
     cold = ColdStart(steps=60, batch_size=4, lr=1e-2, demonstrations=_file(tmp_path / "a", ("2+2=", "fish")))
-    folder = cold.ensure(POLICY, TEMPLATE, Mute(digits=1), device=CPU)  # which has none of its own
+    folder = make_start(cold, POLICY, TEMPLATE, Mute(digits=1), trainer=ONE)  # which has none of its own
     tokenizer = load_tokenizer(POLICY)
     model = load_model(POLICY, tokenizer, str(folder))
     prompt = torch.tensor([TEMPLATE.encode("2+2=", tokenizer)])
@@ -278,18 +286,18 @@ class Mute(ArithmeticPrompts):
 
 def test_a_source_without_demonstrations_is_one_clear_error() -> None:
     with pytest.raises(ValueError, match=r"Mute has no demonstrations: remove model\.cold_start"):
-        SHORT.ensure(POLICY, TEMPLATE, Mute(), device=CPU)
+        make_start(SHORT, POLICY, TEMPLATE, Mute(), trainer=ONE)
 
 
 def test_demonstrations_must_begin_with_the_prefill() -> None:
     with pytest.raises(ValueError, match="does not begin with the template's prefill 'Sure: '"):
-        SHORT.ensure(POLICY, PromptTemplate(prefill="Sure: "), ArithmeticPrompts(digits=1), device=CPU)
+        make_start(SHORT, POLICY, PromptTemplate(prefill="Sure: "), ArithmeticPrompts(digits=1), trainer=ONE)
 
 
 def test_the_prefill_is_part_of_the_prompt_and_not_learnt_again() -> None:
     template = PromptTemplate(prefill="<think>")
     source = ArithmeticPrompts(digits=1, scratchpad_share=0.0)
-    folder = ColdStart(steps=30, batch_size=16, lr=1e-2).ensure(POLICY, template, source, device=CPU)
+    folder = make_start(ColdStart(steps=30, batch_size=16, lr=1e-2), POLICY, template, source, trainer=ONE)
     tokenizer = load_tokenizer(POLICY)
     model = load_model(POLICY, tokenizer, str(folder))
     prompt = torch.tensor([template.encode("3+4=", tokenizer)])
@@ -308,17 +316,18 @@ def test_of_a_source_or_a_file_only_so_many_are_shown_again_and_again(
     taught: list[str] = []
     tokenizer = load_tokenizer(POLICY)
 
-    def loss(model: PreTrainedModel, batch: list[Example], **more: Any) -> Tensor:
+    def learn(self: StartModule, batch: Rows[Example]) -> Sums:
         taught.extend(tokenizer.decode([*each.prompt, *each.completion]) for each in batch)
-        return demonstration_loss(model, batch, **more)
+        return accumulate(self, batch)
 
-    monkeypatch.setattr(sft, "demonstration_loss", loss)
+    accumulate = StartModule.accumulate
+    monkeypatch.setattr(StartModule, "accumulate", learn)
     few = ColdStart(steps=5, batch_size=4, lr=1e-3, count=5)
-    few.ensure(POLICY, TEMPLATE, Recording(digits=3), device=CPU)
+    make_start(few, POLICY, TEMPLATE, Recording(digits=3), trainer=ONE)
     assert len(taught) == 20 and {taught.count(text) for text in taught} == {4}  # four passes over five
     taught.clear()
     file = _file(tmp_path / "shown.jsonl", *((f"{i}+1=", str(i + 1)) for i in range(9)))
-    replace(few, demonstrations=file).ensure(POLICY, TEMPLATE, Mute(digits=1), device=CPU)
+    make_start(replace(few, demonstrations=file), POLICY, TEMPLATE, Mute(digits=1), trainer=ONE)
     assert sorted(set(taught)) == [f"{i}+1={i + 1}<eos>" for i in range(5)]
 
 
@@ -329,7 +338,7 @@ def test_adapters_are_taught_where_adapters_are_trained(tmp_path: Path) -> None:
     load_model(POLICY, tokenizer).save_pretrained(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
     policy = PolicyConfig(path=str(tmp_path / "base"), lora=Lora(rank=2))
-    folder = SHORT.ensure(policy, TEMPLATE, ArithmeticPrompts(digits=1), device=CPU)
+    folder = make_start(SHORT, policy, TEMPLATE, ArithmeticPrompts(digits=1), trainer=ONE)
     whole = replace(policy, lora=None)
     assert folder != SHORT.folder(whole, TEMPLATE, ArithmeticPrompts(digits=1))
     base, taught = load_model(whole, tokenizer), load_model(whole, tokenizer, str(folder))
@@ -342,16 +351,15 @@ def test_adapters_are_taught_where_adapters_are_trained(tmp_path: Path) -> None:
     torch.testing.assert_close(start(ids).logits, taught(ids).logits)
 
 
-def test_muon_moves_inner_matrices_by_orthogonal_updates_and_the_rest_as_adamw_does(
-    tiny_policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_muon_moves_inner_matrices_by_orthogonal_updates_and_the_rest_as_adamw_does() -> None:
     """The first update: every singular value of a matrix is 3 · 0.2 · √(longest side) · rate, roughly, which five
     Newton-Schulz steps leave within a third; AdamW moves every weight by the rate, whatever its gradient."""
     ids = [5, 6, 7, 8, 9, 10]
-    batches = iter([[Example(ids[:3], ids[3:], [True] * 3)]])
-    before = {name: weight.detach().clone() for name, weight in tiny_policy.named_parameters()}
-    train_on_demonstrations(tiny_policy, batches, steps=1, lr=1e-3, pad_token_id=0, optimizer="muon")
-    moved = {name: weight.detach() - before[name] for name, weight in tiny_policy.named_parameters()}
+    example = Example(ids[:3], ids[3:], [True] * 3)
+    module = StartModule(PolicyConfig(from_scratch=TINY_POLICY), TEMPLATE, Optimization(lr=1e-3), optimizer="muon")
+    fit_beside(ONE, module, StartData(1, 1, lambda first: iter([[example]])))
+    first = load_model(module.policy_config, module.tokenizer).state_dict()
+    moved = {name: weight.detach() - first[name] for name, weight in module.policy.named_parameters()}
     inner = {
         name: change for name, change in moved.items() if change.ndim == 2 and "embed" not in name and "lm" not in name
     }
@@ -396,8 +404,8 @@ class Killed(BaseException):
 
 @pytest.fixture
 def each_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sft, "SAVE_EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(sft, "LARGEST_SHARE", float("inf"))
+    monkeypatch.setattr(cold_start_fit, "SAVE_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(cold_start_fit, "LARGEST_SHARE", float("inf"))
 
 
 def _weights(start: ColdStart, cache: Path, *, killed_at: tuple[int, ...] = ()) -> tuple[bytes, list[int]]:
@@ -414,7 +422,7 @@ def _weights(start: ColdStart, cache: Path, *, killed_at: tuple[int, ...] = ()) 
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("GRPO_PL_CACHE", str(cache))
             try:
-                folder = start.ensure(POLICY, TEMPLATE, source, device=CPU, bar=False, report=report)
+                folder = make_start(start, POLICY, TEMPLATE, source, trainer=ONE, bar=False, report=report)
             except Killed:
                 continue
     return (folder / "model.safetensors").read_bytes(), done
@@ -435,24 +443,22 @@ def test_what_is_killed_twice_ends_bit_for_bit_like_what_is_not(tmp_path: Path, 
     assert [file.suffix for file in (tmp_path / "b/cold_start").iterdir()] == [""]
 
 
-def test_a_checkpoint_that_cannot_be_read_begins_again(tmp_path: Path) -> None:
-    file = tmp_path / "broken.ckpt"
-    file.write_bytes(b"not a checkpoint")
-    assert SFTCheckpoint(file).steps_done == 0
-    assert not file.exists()
+def test_a_checkpoint_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
+    saved = SaveNowAndThen(tmp_path)
+    checkpoint_path(tmp_path, 2).write_bytes(b"not a checkpoint")
+    assert saved.newest(ONE) is None
+    save_tensors({"state_dict": {}}, checkpoint_path(tmp_path, 1))
+    assert saved.newest(ONE) == checkpoint_path(tmp_path, 1)
 
 
-def test_checkpoints_are_written_at_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(sft, "SAVE_EVERY_SECONDS", 60.0)
-    monkeypatch.setattr(sft.time, "monotonic", lambda: now[0])
-    model: Any = torch.nn.Linear(1, 1)
-    checkpoint, written = SFTCheckpoint(tmp_path / "c.ckpt"), []
-    for second in range(0, 200, 20):
-        now[0] = float(second)
-        checkpoint.save_if_due(model, [], steps_done=second)
-        written.append(SFTCheckpoint(tmp_path / "c.ckpt").steps_done)
-    assert written == [0, 0, 0, 60, 60, 60, 120, 120, 120, 180]
-    later = SFTCheckpoint(tmp_path / "c.ckpt")
-    later.restore(model, [])
-    assert later._state is None and later.steps_done == 180  # the state of a large model is not kept
+def test_checkpoints_are_written_at_intervals(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, written = [0.0], list[list[str]]()
+    monkeypatch.setattr(cold_start_fit.time, "monotonic", lambda: now[0])
+
+    def report(done: int, total: int, *, loss: float, lr: float) -> None:  # before the checkpoint of this step
+        written.append([path.name for path in cache.glob("*.steps/*")])
+        now[0] = 20.0 * done
+
+    make_start(replace(SHORT, steps=10), POLICY, TEMPLATE, ArithmeticPrompts(digits=1), trainer=ONE, report=report)
+    assert written == [[f"rollout-{step:06d}.ckpt"] if step else [] for step in (0, 0, 0, 3, 3, 3, 6, 6, 6, 9)]
+    assert [path.suffix for path in cache.iterdir()] == [""]  # the result alone

@@ -21,10 +21,12 @@ from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.episodes import run_episodes
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.training import progress
-from grpo_pl.training.cold_start import ColdStart, Stage, check_characters
-from grpo_pl.training.sft import Example, demonstration_loss
+from grpo_pl.training.cold_start import ColdStart, check_characters
+from grpo_pl.training.cold_start_fit import make_start
+from grpo_pl.training.sft import Example, demonstration_logprobs
+from grpo_pl.training.stage import Stage
 from grpo_pl.types import Problem, SampleKey, SamplingParams
-from tests.training.test_cold_start import CPU, POLICY
+from tests.training.test_cold_start import ONE, POLICY
 
 SHORT = ColdStart(steps=2, batch_size=4, lr=1e-3)
 
@@ -77,7 +79,7 @@ def _repeat(turns: Sequence[Transition]) -> str:
 
 def _examples(source: Words, template: PromptTemplate | None = None, **plain: str) -> list[Example]:
     stage = Stage(environment=Doors(), plain=PlainTurns(**plain))
-    (batch,) = ColdStart(steps=1, batch_size=4, lr=1e-3)._batches(
+    (batch,) = ColdStart(steps=1, batch_size=4, lr=1e-3).batches(
         template or PromptTemplate(), source, load_tokenizer(POLICY), stage
     )
     return batch
@@ -112,7 +114,8 @@ def test_the_loss_is_the_mean_over_the_tokens_of_actions() -> None:
     tokenizer = load_tokenizer(POLICY)
     model = load_model(POLICY, tokenizer)
     batch = [*_examples(Words())[:2], *_examples(Words(said=["a"]))[:1]]  # of unequal length
-    loss = demonstration_loss(model, batch, pad_token_id=int(tokenizer.pad_token_id))
+    logprobs, mask = demonstration_logprobs(model, batch, pad_token_id=int(tokenizer.pad_token_id))
+    loss = -(logprobs * mask).sum() / mask.sum()
     nll, count = 0.0, 0
     for prompt, completion, written in batch:
         logprobs = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
@@ -126,7 +129,7 @@ def test_a_policy_learns_to_answer_what_it_sees_in_the_very_tokens_of_its_episod
     template, tokenizer = PromptTemplate(user="\n{question}\n"), load_tokenizer(POLICY)
     stage = Stage(environment=Doors(isolation="thread"))
     cold = ColdStart(steps=150, batch_size=16, lr=2e-2)
-    folder = cold.ensure(POLICY, template, Words(), stage, device=CPU)
+    folder = make_start(cold, POLICY, template, Words(), stage, trainer=ONE)
     shown = dict(zip((p.id for p in Words().prompts(-1, count=4)), _examples(Words(), template), strict=True))
     problems = Words().prompts(-1, count=4)
     with EnvironmentPool(stage.environment) as pool:
@@ -173,13 +176,13 @@ def test_environment_and_plain_form_name_the_cache() -> None:
 )
 def test_demonstrations_that_cannot_be_learnt_are_one_clear_line(said: list[str], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        SHORT.ensure(POLICY, PromptTemplate(), Words(said=said), Stage(environment=Doors()), device=CPU)
+        make_start(SHORT, POLICY, PromptTemplate(), Words(said=said), Stage(environment=Doors()), trainer=ONE)
 
 
 def test_what_the_policy_would_read_has_to_be_in_the_vocabulary_too() -> None:
     policy = PolicyConfig(from_scratch=POLICY.from_scratch, characters="?\nab")
     with pytest.raises(ValueError, match=r"lacks 'c'"):
-        SHORT.ensure(policy, PromptTemplate(), Words(said=["a", "b"]), Stage(environment=Doors()), device=CPU)
+        make_start(SHORT, policy, PromptTemplate(), Words(said=["a", "b"]), Stage(environment=Doors()), trainer=ONE)
 
 
 def test_a_source_without_episodes_is_one_clear_line() -> None:
@@ -188,7 +191,7 @@ def test_a_source_without_episodes_is_one_clear_line() -> None:
             return None
 
     with pytest.raises(ValueError, match=r"Silent has no demonstrations: .* override demonstrated_actions\(\)"):
-        SHORT.ensure(POLICY, PromptTemplate(), Silent(), Stage(environment=Doors()), device=CPU)
+        make_start(SHORT, POLICY, PromptTemplate(), Silent(), Stage(environment=Doors()), trainer=ONE)
 
 
 def test_a_file_of_exchanges_is_learnt_as_episodes(tmp_path: Path) -> None:
@@ -198,10 +201,10 @@ def test_a_file_of_exchanges_is_learnt_as_episodes(tmp_path: Path) -> None:
     file.write_text(json.dumps({"messages": messages}) + "\n")
     cold, tokenizer = ColdStart(steps=1, batch_size=1, lr=1e-3, demonstrations=str(file)), load_tokenizer(POLICY)
     stage = Stage(environment=Doors(), plain=PlainTurns(observation="[{observation}]"))
-    ((found,),) = cold._batches(PromptTemplate(), Words(), tokenizer, stage)
+    ((found,),) = cold.batches(PromptTemplate(), Words(), tokenizer, stage)
     assert (_text(found.prompt), _text(found.completion)) == ("?", "a<eos>[b]c<eos>")
     with pytest.raises(ValueError, match=r"shown\.jsonl holds episodes of several turns: set model\.environment"):
-        cold.ensure(POLICY, PromptTemplate(), Words(), device=CPU)
+        make_start(cold, POLICY, PromptTemplate(), Words(), trainer=ONE)
 
 
 def test_the_demonstrations_of_an_agent_have_the_limits_of_the_run() -> None:

@@ -202,9 +202,11 @@ def _measure(
 def _configured(given: Config, data: RolloutDataModule, device: str) -> Answerer:
     """The policy that ``fit`` with this configuration would start from, its cold start included."""
     import torch
+    from lightning.pytorch import Trainer
 
     from grpo_pl.policy.loading import load_model, load_tokenizer
     from grpo_pl.policy.quiet import quiet_libraries
+    from grpo_pl.training.cold_start_fit import make_start
     from grpo_pl.training.module import GRPOModule
     from grpo_pl.training.vocabulary import with_collected_characters
 
@@ -219,7 +221,8 @@ def _configured(given: Config, data: RolloutDataModule, device: str) -> Answerer
     tokenizer, path = load_tokenizer(policy), None
     if module.cold_start is not None:
         place = torch.device(device)
-        path = str(module.cold_start.ensure(policy, module.template, data.source, module.stage, device=place))
+        one = Trainer(accelerator=place.type, devices=1 if place.index is None else [place.index], logger=False)
+        path = str(make_start(module.cold_start, policy, module.template, data.source, module.stage, trainer=one))
     module.policy = load_model(policy, tokenizer, path).to(device).eval()  # type: ignore[arg-type]
     module.tokenizer = tokenizer
     return Answerer(sampler=module.sampler, model=module.policy, sampling=module.sampling, rewards=module.rewards)

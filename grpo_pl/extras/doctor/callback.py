@@ -12,7 +12,6 @@ from lightning.pytorch import LightningModule, Trainer
 from rich.console import Console
 from torch import Tensor
 
-from grpo_pl.callbacks.lightning_loops import completed_rollouts, data_of
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.extras.doctor.problems import SeenProblems
 from grpo_pl.extras.doctor.rollouts import (
@@ -36,6 +35,7 @@ from grpo_pl.extras.doctor.run_statistics import (
 from grpo_pl.functional.estimates import paired_difference
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.hooks import StepCallback
+from grpo_pl.training.lightning_loops import completed_rollouts, data_of
 from grpo_pl.training.module import GRPOModule
 
 ROLLOUTS = 10

@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo_pl.callbacks.completions import shortened
-from grpo_pl.callbacks.lightning_loops import completed_rollouts, data_of
 from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.training.hooks import StepCallback
+from grpo_pl.training.lightning_loops import completed_rollouts, data_of
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import Problem
 

@@ -9,15 +9,19 @@ from itertools import cycle, islice, pairwise
 from statistics import median
 
 import torch
+from lightning.pytorch import Trainer
 
 from grpo_pl.data.demonstrations import Demonstration
+from grpo_pl.distributed.second_trainer import fit_beside
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.sampler import CompletionSampler
+from grpo_pl.training.cold_start_fit import ReportSteps, StartData, StartModule
 from grpo_pl.training.defaults import COMPLETIONS, SCRATCH_BATCH, SCRATCH_PASSES
-from grpo_pl.training.sft import tokenized, train_on_demonstrations
+from grpo_pl.training.optimization import Optimization
+from grpo_pl.training.sft import tokenized
 from grpo_pl.types import Problem, SamplingParams
 
 START = 15.0
@@ -157,15 +161,12 @@ def measure_speed(policy: PolicyConfig, shown: Sequence[Demonstration], *, writt
     dialogue = Dialogue(template=PromptTemplate(), tokenizer=tokenizer)
     repeated = cycle(shown)
     batches = [tokenized(list(islice(repeated, SCRATCH_BATCH)), dialogue) for _ in range(STEPS)]
-    times: list[tuple[float, float]] = []
-    train_on_demonstrations(
-        model,
-        iter(batches),
-        steps=len(batches),
-        lr=1e-3,
-        optimizer="muon",
-        pad_token_id=int(tokenizer.pad_token_id),
-        report=lambda done, total, **_: times.append(_now()),
+    times = list[tuple[float, float]]()
+    fit_beside(
+        Trainer(accelerator="cpu", devices=1, logger=False),
+        StartModule(policy, PromptTemplate(), Optimization(lr=1e-3), optimizer="muon"),
+        StartData(STEPS, SCRATCH_BATCH, lambda step: iter(batches[step:])),
+        [ReportSteps(lambda done, total, **_: times.append(_now()))],
     )
     steps = [_between(before, after) for before, after in pairwise(times)]
     sampler = CompletionSampler(engine=NativeEngine(), template=PromptTemplate(), tokenizer=tokenizer)

@@ -8,7 +8,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.strategies import ModelParallelStrategy
 
-from grpo_pl.callbacks.lightning_loops import set_progress
+from grpo_pl.training.lightning_loops import set_progress
 
 QUIET: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
 
