@@ -42,8 +42,8 @@ async def read_body(request: Request, kind: type[B]) -> B:
     """The body of a request as ``kind``.
 
     Raises:
-        ApiError: it is not ``application/json`` (415), does not arrive in time (408), or is not what ``kind`` says
-            (400).
+        ApiError: it is not ``application/json`` (415), does not arrive in time (408), is lost behind an offer of
+            another protocol, or is not what ``kind`` says (400).
     """
     require_json(request)
     try:
@@ -56,6 +56,9 @@ async def read_body(request: Request, kind: type[B]) -> B:
         ) from None
     except ClientDisconnect:
         raise ApiError(499, "the client hung up.", code="client_closed_request") from None
+    if not body and "upgrade" in request.headers:  # behind which uvicorn's default parser reads no body
+        message = "send it without `Upgrade`, as HTTP/1.1 (in Java HTTP_1_1), or start the server with --http h11."
+        raise ApiError(400, message, code="upgrade_not_supported")
     if len(body) < _LARGE:
         return parsed(kind, body)
     async with _one_huge if len(body) >= _HUGE else nullcontext():

@@ -220,6 +220,7 @@ class PolicyServer(litserve.LitServer):
         parent, loop = os.getppid(), asyncio.get_running_loop()
         resource_limits.end_with_parent(parent)  # it would answer on if the first process were killed
         sys.setswitchinterval(0.001)  # the event loop runs sooner while threads read large bodies
+        logging.getLogger("uvicorn.error").addFilter(_is_no_offer)
 
         def lose(sentinel: int) -> None:
             loop.remove_reader(sentinel)
@@ -276,6 +277,11 @@ class PolicyServer(litserve.LitServer):
 
 async def _nothing() -> None:
     """Asks for nothing."""
+
+
+def _is_no_offer(record: logging.LogRecord) -> bool:
+    """False for uvicorn's two lines about each request that offers HTTP/2, which advise to install WebSockets."""
+    return "upgrade" not in record.msg and "WebSocket" not in record.msg
 
 
 async def _give_back_memory() -> None:

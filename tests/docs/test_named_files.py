@@ -56,6 +56,12 @@ def test_the_version_and_its_date_are_the_same_everywhere() -> None:
     assert f"## {released} - {date}\n" in (ROOT / "CHANGELOG.md").read_text()
 
 
+def test_the_page_on_serving_names_the_versions_of_clients_that_are_tested() -> None:
+    (table,) = re.findall(r"^\| client \|.*?\n\n", (ROOT / "docs/serving.md").read_text(), re.MULTILINE | re.DOTALL)
+    tested = re.findall(r"\w(?:==|@)(\d+\.\d+\.\d+)", (ROOT / ".ci/clients").read_text().replace("torch==", ""))
+    assert set(tested) == set(re.findall(r"\b\d+\.\d+\.\d+\b", table))
+
+
 def test_the_page_on_data_names_every_source() -> None:
     code = "\n".join(file.read_text() for file in (ROOT / "grpo_pl" / "data").rglob("*.py"))
     sources = set(re.findall(r"^class (\w+Prompts)\(", code, re.MULTILINE)) - {

@@ -61,9 +61,9 @@ SHAPE = {
 """Random weights: nothing here is about what the policy says."""
 
 
-@pytest.fixture(scope="session")
-def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("serve") / "tiny" / "export"
+def write_export(folder: Path) -> Path:
+    """A tiny policy with random weights in ``folder/tiny/export``, and what its run noted beside it."""
+    folder = folder / "tiny" / "export"
     policy = PolicyConfig(from_scratch=SHAPE)
     tokenizer = load_tokenizer(policy)
     export_policy(
@@ -80,6 +80,11 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
     example = {"problem": "12+34=", "answer": "46", "columns": {}}
     RunFolder(folder.parent).record.write_text(json.dumps({"examples": [example]}))  # as a run notes it
     return folder
+
+
+@pytest.fixture(scope="session")
+def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_export(tmp_path_factory.mktemp("serve"))
 
 
 def altered(export: Path, folder: Path, **manifest: Any) -> Path:

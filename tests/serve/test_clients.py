@@ -1,4 +1,5 @@
-"""Other people's clients, unchanged, against a real server; each is looked for in ``$GRPO_PL_CLIENTS`` and ``$PATH``.
+"""Other people's programs that measure models, unchanged, against a real server; each is looked for in
+``$GRPO_PL_CLIENTS`` and ``$PATH``. Clients of the OpenAI API are in ``clients/``.
 
 Install each into an environment of its own, because their requirements differ from ours, and name the folders of
 their programs:
@@ -6,8 +7,6 @@ their programs:
     python -m venv lm && lm/bin/pip install 'lm-eval[api]' transformers
     python -m venv llm && llm/bin/pip install guidellm
     GRPO_PL_CLIENTS=lm/bin:llm/bin pytest -m slow tests/serve/test_clients.py
-
-`.ci/agents` makes one for inspect-ai.
 """
 
 import json
@@ -77,34 +76,6 @@ def test_lm_eval(server: Any, export: Path, tmp_path: Path, kind: str) -> None:
     (result,) = out.rglob("results_*.json")
     metrics = json.loads(result.read_text())["results"]["sums"]
     assert 0.0 <= metrics["exact_match,none" if kind == "generate_until" else "acc,none"] <= 1.0
-
-
-@pytest.mark.agents
-def test_inspect_ai(server: Any, tmp_path: Path) -> None:
-    """Its provider for compatible servers, which asks for chats."""
-    program = _program("inspect")
-    (tmp_path / "sums.py").write_text(
-        "from inspect_ai import Task, task\n"
-        "from inspect_ai.dataset import Sample\n"
-        "from inspect_ai.scorer import includes\n"
-        "from inspect_ai.solver import generate\n"
-        "@task\n"
-        "def sums():\n"
-        "    samples = [Sample(input=f'{i}+{i}=', target=str(2 * i)) for i in range(4)]\n"
-        "    return Task(dataset=samples, solver=generate(), scorer=includes())\n"
-    )
-    printed = _run(
-        f"{program} eval sums.py --model openai-api/local/tiny --max-tokens 16 --temperature 0.5 --seed 1"
-        f" --display plain --log-format json --log-dir {tmp_path / 'logs'}",
-        tmp_path,
-        LOCAL_BASE_URL=f"{server.address}/v1",
-        LOCAL_API_KEY="none",
-    )
-    (log,) = (tmp_path / "logs").glob("*.json")
-    told = json.loads(log.read_text())
-    assert told["status"] == "success", printed[-2000:]
-    assert len(told["samples"]) == 4
-    assert all(sample["output"]["choices"][0]["message"]["content"] for sample in told["samples"])
 
 
 @pytest.mark.slow

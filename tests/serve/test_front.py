@@ -3,11 +3,9 @@
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import ssl
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -229,16 +227,9 @@ def test_requests_have_ids(secured: Any) -> None:
     assert re.fullmatch("[0-9a-f]{32}", made)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [[], ["--http", "h11"]], ids=["auto", "h11"])
-def test_curl_may_offer_http_2(start: Callable[..., Any], tmp_path: Path, options: list[str]) -> None:
-    """As Java's default client does: with h11 the offer is ignored, else the body behind it is lost."""
-    curl = shutil.which("curl")
-    if curl is None or "HTTP2" not in subprocess.run([curl, "--version"], capture_output=True, text=True).stdout:
-        pytest.skip("there is no curl with HTTP/2 here")
-    server = start(*options)
-    (tmp_path / "body.json").write_text(json.dumps({"messages": HELLO, "max_tokens": 1}))
-    send = ["-H", "Content-Type: application/json", "-d", f"@{tmp_path / 'body.json'}", f"{server.address}{CHAT}"]
-    command = [curl, "-sS", "--http2", "--max-time", "5", "-w", "%{http_code}", "-o", str(tmp_path / "out"), *send]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.stdout == "200") == bool(options)
+def test_an_offer_of_http_2_is_refused_with_what_to_do(server: Any) -> None:
+    """As Java's client and `curl --http2` send it; with ``--http h11`` it is answered (tests/serve/clients)."""
+    body, offer = json.dumps({"messages": HELLO, "max_tokens": 1}).encode(), ["Connection: Upgrade", "Upgrade: h2c"]
+    head, _, told = server.exchange(post(CHAT, body, *offer)).partition(b"\r\n\r\n")
+    assert error_of((int(head.split()[1]), json.loads(told)), 400)["code"] == "upgrade_not_supported"
+    assert "WebSocket" not in server.log
