@@ -10,6 +10,7 @@ import json
 import keyword
 import os
 import re
+import select
 import shutil
 import signal
 import sys
@@ -35,11 +36,41 @@ INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells count it: 128 + SIGINT."""
 TERMINATED = 143
 """Exit status after SIGTERM, counted likewise."""
+UNREAD = 141
+"""Exit status where nobody reads the output, counted likewise: 128 + SIGPIPE."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit status: 0, 1 (a mistake, a failed run, findings), 2 (usage; no
-    diagnosis), 130 (Ctrl-C)."""
+    diagnosis), 130 (Ctrl-C), 141 (nobody reads its output any more, as behind ``| head``)."""
+    try:
+        try:
+            return _run(args)
+        finally:
+            sys.stdout.flush()
+    except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # which rich turns into a status of 1
+            return UNREAD
+        raise
+    except BrokenPipeError:
+        if not _is_unread():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        return UNREAD
+
+
+def _is_unread() -> bool:
+    """True if the reader of the output has gone; a broken pipe to another process is another matter."""
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), select.POLLOUT)
+    except (OSError, ValueError):  # the output is no file
+        return False
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def _run(args: Sequence[str] | None) -> int:
+    """Does what `main` says, and raises ``BrokenPipeError`` where nobody reads the output."""
     verb, *rest = list(sys.argv[1:] if args is None else args) or ["--help"]
     if verb in ("-h", "--help"):
         print(overview())
@@ -70,7 +101,7 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f"grpo-pl {verb}: error: {error}", file=sys.stderr)
         return USAGE_ERROR
     except Exception as error:  # what users cannot put right is raised again
-        if os.environ.get(DEBUG) or not _is_for_users(error):
+        if os.environ.get(DEBUG) or not _is_for_users(error) or (isinstance(error, BrokenPipeError) and _is_unread()):
             raise
         print(f"grpo-pl {verb}: error: {_one_line(error)}", file=sys.stderr)
         return USAGE_ERROR if verb == "doctor" else 1  # whose 1 stands for findings
