@@ -13,6 +13,7 @@ from grpo_pl.functional.losses import Aggregation, Mismatch, RatioLevel, Surroga
 from grpo_pl.objective.custom import AdvantageEstimator, SurrogateObjective
 from grpo_pl.objective.needs import Needs
 from grpo_pl.objective.terms.base import Term
+from grpo_pl.objective.terms.hooks import needed
 
 WITHOUT_RATIO = ("reinforce", "nll")
 """Surrogates that use no ratio to another policy."""
@@ -209,4 +210,4 @@ class Objective:
         )
         parts = (self.baseline, self.surrogate)
         declared = [part.needs for part in parts if isinstance(part, AdvantageEstimator | SurrogateObjective)]
-        return reduce(or_, [*declared, *(term.needs for term in self.active_terms.values())], own)
+        return reduce(or_, [*declared, *needed(self.active_terms)], own)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from grpo_pl.functional.losses import LossOutput
 from grpo_pl.objective.custom import TokenBatch
+from grpo_pl.objective.needs import Needs
 from grpo_pl.objective.terms.base import CollectedTokens, Term
 
 Terms = Mapping[str, Term]
@@ -23,6 +24,24 @@ _TOKENS = (
 """Names of tokens that the pipeline gives, in one run or another."""
 _METRICS = ("entropy", "reward", "loss", "lr")
 """Names of metrics that the module logs itself, after those of terms."""
+
+
+def needed(terms: Terms) -> list[Needs]:
+    """What each term needs.
+
+    Raises:
+        ValueError: a term raises, or says something else.
+    """
+    found = []
+    for name, term in terms.items():
+        try:
+            needs = term.needs
+        except Exception as error:  # a user's term may raise anything
+            raise fault(name, f"needs raises {type(error).__name__}: {error}") from error
+        if not isinstance(needs, Needs):
+            raise fault(name, f"needs is {needs!r:.60}: give grpo_pl.objective.needs.Needs(...)")
+        found.append(needs)
+    return found
 
 
 def credited(terms: Terms, collected: CollectedTokens) -> CollectedTokens:

@@ -230,6 +230,17 @@ def test_one_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, hook: str, doe
         learned(objective(mine=Own()), [-1.0] * 3, mask=MASK[0].tolist(), high=[False, False, True])
 
 
+@pytest.mark.parametrize(
+    ("needs", "told"),
+    [(property(_raising), "needs raises KeyError: 'nothing'"), (None, "needs is None: give")],
+    ids=["raises", "none"],
+)
+def test_one_that_cannot_say_what_it_needs_is_named(monkeypatch: pytest.MonkeyPatch, needs: Any, told: str) -> None:
+    monkeypatch.setattr(Own, "needs", needs)
+    with pytest.raises(ValueError, match=rf"^model\.algorithm\.terms\.mine: {told}"):
+        _ = objective(mine=Own()).needs
+
+
 def _stats(tokens: Mapping[str, Tensor], name: str) -> LossOutput:
     return LossOutput(loss=tokens["logprobs"].sum(), stats={name: (torch.ones(()), torch.ones(()))})
 
