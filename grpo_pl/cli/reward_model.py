@@ -9,7 +9,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from grpo_pl.cli.step_run import StepRunCLI
 from grpo_pl.config.objects import read_arguments
-from grpo_pl.distributed.strategy import is_first_process
+from grpo_pl.processes.rank import is_first_process
 from grpo_pl.training.reward_model import PreferenceData, RewardModelModule
 
 

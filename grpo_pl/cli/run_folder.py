@@ -25,9 +25,10 @@ from grpo_pl.callbacks.record import RunRecord
 from grpo_pl.callbacks.samples import SampleTable
 from grpo_pl.callbacks.summary import ClosingTable, SignalWatch, StartSummary
 from grpo_pl.callbacks.termination import StopOnSignal
-from grpo_pl.distributed.strategy import CheckpointFiles, FSDP2Strategy, is_first_process, launched_devices
+from grpo_pl.distributed.strategy import CheckpointFiles, FSDP2Strategy, launched_devices
 from grpo_pl.files.runs import OpenRun, RunFolder, check_name, resume_run, start_run
 from grpo_pl.policy.quiet import quiet_libraries
+from grpo_pl.processes.rank import is_first_process
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "max_epochs": 1,  # a run is one pass over `data.steps` rollouts

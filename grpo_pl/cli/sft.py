@@ -15,10 +15,10 @@ from grpo_pl.cli.step_run import StepRunCLI
 from grpo_pl.cli.trainer import TrainerParser, order_help, say
 from grpo_pl.config.shipped import shipped_file
 from grpo_pl.config.suggestions import nearest
-from grpo_pl.distributed.strategy import is_first_process
 from grpo_pl.evaluation.model_card import sft_card
 from grpo_pl.files.checkpoints import CheckpointError
 from grpo_pl.files.runs import read_settings
+from grpo_pl.processes.rank import is_first_process
 from grpo_pl.training.defaults import table
 from grpo_pl.training.sft_module import SFTData, SFTModule
 

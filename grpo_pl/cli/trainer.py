@@ -40,10 +40,10 @@ from grpo_pl.config.objects import import_shipped_sources, read, read_arguments,
 from grpo_pl.config.shipped import short_name
 from grpo_pl.config.suggestions import nearest
 from grpo_pl.data.datamodule import RolloutDataModule, check_shares
-from grpo_pl.distributed.strategy import is_first_process
 from grpo_pl.files.checkpoints import CheckpointError
 from grpo_pl.files.runs import OpenRun, RunFolder, newest_run_folder, read_settings
 from grpo_pl.policy.tokenizer import FROM_DATA
+from grpo_pl.processes.rank import is_first_process
 from grpo_pl.training.checks import check_monitors
 from grpo_pl.training.defaults import Derived, table, unset_fields
 from grpo_pl.training.module import GRPOModule

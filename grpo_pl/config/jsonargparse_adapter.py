@@ -90,7 +90,7 @@ class Parser(ArgumentParser):
             cfg = with_current_classes(cfg)
             try:
                 cfg = without_removed_fields(cfg, parent_key)
-                cfg = with_preset_fields(cfg, parent_key, _terms_before(), self._waiting)
+                cfg = with_preset_fields(cfg, parent_key, _terms_before(), self._waiting, _class_before())
             except ValueError as error:
                 raise TypeError(str(error)) from error  # which the parser reports
         return super()._apply_actions(cfg, parent_key, *args, **kwargs)
@@ -101,6 +101,12 @@ def _terms_before() -> dict[str, Any]:
     before = _actions.previous_config.get()
     found = None if before is None else before.get(TERMS) or before.get(f"{OBJECTIVE}.init_args.terms")
     return {name: term.as_dict() if isinstance(term, Namespace) else term for name, term in (found or {}).items()}
+
+
+def _class_before() -> str | None:
+    """The class of the objective in the files and options before the one that is being read, if they name one."""
+    before = _actions.previous_config.get()
+    return None if before is None else before.get(f"{OBJECTIVE}.class_path")
 
 
 def with_current_classes(tree: Any) -> Any:

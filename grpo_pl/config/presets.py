@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, fields
 from functools import cache
 from typing import Any
@@ -15,7 +15,7 @@ import yaml
 
 from grpo_pl.config.shipped import CONFIGS
 from grpo_pl.config.suggestions import nearest
-from grpo_pl.config.terms import OBJECTIVE, ROOM, merged_terms, with_nested_terms, with_terms_of_fields
+from grpo_pl.config.terms import EARLIER, OBJECTIVE, ROOM, merged_terms, with_nested_terms, with_terms_of_fields
 
 PRESET = f"{OBJECTIVE}.preset"
 """Key that names a preset. It is not a field: resolved configurations have the fields in its place."""
@@ -83,11 +83,20 @@ def _kind(term: Mapping[str, Any]) -> Callable[..., Any]:
     return kind
 
 
+def _arguments(class_path: str) -> Collection[str]:
+    """Names of the arguments of a class; none where there is no such class, which the parser tells."""
+    try:
+        return inspect.signature(_kind({"class_path": class_path})).parameters.keys()
+    except (ImportError, AttributeError, TypeError, ValueError):
+        return ()
+
+
 def with_preset_fields(
     tree: Mapping[str, Any],
     key: str = "",
     terms_before: Mapping[str, Any] | None = None,
     waiting: dict[str, Any] | None = None,
+    class_path: str | None = None,
 ) -> dict[str, Any]:
     """``tree`` with all fields of a preset in the place of its name; what else the tree says of the objective wins.
     Fields of 0.3 that are terms now are terms; terms are merged by name over those of the preset, or of earlier files.
@@ -96,6 +105,7 @@ def with_preset_fields(
         key: where in a configuration the tree stands, such as ``model``.
         terms_before: those of earlier files.
         waiting: see `with_terms_of_fields`; a preset resets it.
+        class_path: class of the objective in earlier files, if it is one of the user's own.
 
     Raises:
         ValueError: no such preset, or one beside a ``class_path``; as `with_terms_of_fields`.
@@ -107,7 +117,9 @@ def with_preset_fields(
         if named is not None and waiting:
             waiting.clear()
         before = terms_before if named is None else preset_values(named)["terms"]
-        tree = with_terms_of_fields(tree, key, before, waiting)
+        class_path = tree.get("class_path", class_path)
+        own = _arguments(class_path) if class_path and EARLIER & tree.keys() else ()
+        tree = with_terms_of_fields(tree, key, before, waiting, own)
     else:
         tree = with_nested_terms(tree, key)
     for name, value in tree.items():
@@ -117,7 +129,7 @@ def with_preset_fields(
                 raise ValueError(f"{PRESET}: a class of your own has its fields, and the preset, under init_args.")
             reset = preset_values(value)
         elif PRESET.startswith(f"{path}.") and isinstance(value, Mapping):
-            given[name] = with_preset_fields(value, path, terms_before, waiting)
+            given[name] = with_preset_fields(value, path, terms_before, waiting, class_path)
         else:
             given[name] = value
     terms = given.get("terms")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
+
+from grpo_pl.processes.rank import is_first_process
 
 OBJECTIVE = "model.algorithm"
 """Key of the objective in a configuration."""
@@ -251,6 +253,7 @@ def with_terms_of_fields(
     key: str = "",
     before: Mapping[str, Any] | None = None,
     waiting: dict[str, Any] | None = None,
+    own: Collection[str] = (),
 ) -> dict[str, Any]:
     """The fields of an objective with those of 0.3 as terms; each that acts is told once, with its place now.
 
@@ -258,12 +261,13 @@ def with_terms_of_fields(
         key: where the fields stand, for the line that tells; none tells nothing.
         before: the terms that the fields are set over, as a configuration holds them.
         waiting: fields of 0.3 in earlier files and options that no term has taken; brought up to date.
+        own: fields of the objective's class, which stay whatever they meant in 0.3.
 
     Raises:
         ValueError: a choice that 0.3 did not have, or two ways of asking a teacher.
     """
     kept, terms = dict(objective), dict[str, Any]()
-    given = {name: kept.pop(name) for name in EARLIER if name in kept}
+    given = {name: kept.pop(name) for name in EARLIER.difference(own) if name in kept}
     if not given:
         return kept
     waiting = {} if waiting is None else waiting
@@ -330,4 +334,5 @@ def _earlier_fields(terms: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def _tell(line: str) -> None:
-    print(line, file=sys.stderr)
+    if is_first_process():
+        print(line, file=sys.stderr)

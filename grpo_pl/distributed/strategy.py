@@ -231,12 +231,6 @@ def joining_gradients(strategy: Strategy, policy: nn.Module, *, last: bool) -> I
         yield
 
 
-def is_first_process() -> bool:
-    """True if this process is rank 0 by the launcher's variables (torchrun, SLURM, Lightning); true without one."""
-    names = ("RANK",) if "RANK" in os.environ else ("SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")
-    return all(int(os.environ.get(name, "0")) == 0 for name in names)
-
-
 def launched_devices() -> tuple[int, int]:
     """(processes per node, nodes) as started by torchrun or SLURM; (1, 1) without a launcher."""
     if "TORCHELASTIC_RUN_ID" in os.environ:

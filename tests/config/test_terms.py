@@ -1,11 +1,14 @@
 """Terms of the objective in configurations: merged by name, removed by null, and fields of 0.3."""
 
+import sys
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from grpo_pl.config.objects import Config, ConfigError
-from grpo_pl.config.terms import with_terms_of_fields
+from grpo_pl.config.terms import _tell, with_terms_of_fields
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.objective.terms.anchor import Anchor
 from grpo_pl.rewards.trust import Untrusted, refuse_own_classes
@@ -197,6 +200,52 @@ def test_a_field_of_0_3_finds_its_term_under_another_name() -> None:
 def test_what_0_3_refused_is_refused(fields: dict[str, Any], told: str) -> None:
     with pytest.raises((ValueError, ConfigError), match=told):
         built(fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Discounting(GRPOAlgorithm):
+    """An objective of somebody's own, with a field that 0.3 had."""
+
+    gamma: float = 0.5
+
+
+OWN = {"class_path": f"{__name__}.Discounting"}
+
+
+@pytest.mark.parametrize(
+    ("objectives", "options"),
+    [
+        (({**OWN, "init_args": {"gamma": 0.9}},), ()),
+        ((OWN, {"init_args": {"gamma": 0.9}}), ()),
+        ((OWN, {"gamma": 0.9}), ()),
+        ((OWN,), ("--model.algorithm.gamma=0.9",)),
+        ((), (f"--model.algorithm={OWN['class_path']}", "--model.algorithm.gamma=0.9")),
+    ],
+)
+def test_a_field_of_a_class_of_one_s_own_is_no_field_of_0_3(
+    objectives: tuple[dict[str, Any], ...], options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(Discounting=Discounting))
+    trees = tuple({"model": {"algorithm": fields}} for fields in (*objectives, {"anchor_coef": 0.1}))
+    algorithm: Any = Config((), trees, options).build("model.algorithm", GRPOAlgorithm)
+    assert (type(algorithm), algorithm.gamma) == (Discounting, 0.9)
+    assert algorithm.active_terms == {"anchor": Anchor(coef=0.1)}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "lines"),
+    [({}, 1), ({"RANK": "0"}, 1), ({"RANK": "1"}, 0), ({"LOCAL_RANK": "1"}, 0), ({"SLURM_PROCID": "3"}, 0)],
+)
+def test_a_field_of_0_3_is_told_by_the_first_process_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, launcher: dict[str, str], lines: int
+) -> None:
+    for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in launcher.items():
+        monkeypatch.setenv(name, value)
+    _tell.cache_clear()
+    with_terms_of_fields({"anchor_coef": 0.25}, "model.algorithm")
+    assert capsys.readouterr().err.count("\n") == lines
 
 
 def test_a_field_that_no_term_takes_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,6 @@ from grpo_pl.cli.run_folder import follow_launcher
 from grpo_pl.cli.trainer import GRPOCLI, say
 from grpo_pl.config.jsonargparse_adapter import USAGE_ERROR
 from grpo_pl.config.objects import ConfigError
-from grpo_pl.distributed.strategy import is_first_process
 from grpo_pl.extras.doctor.answers import measure_answers
 from grpo_pl.extras.doctor.fixes import with_fixes
 from grpo_pl.extras.doctor.probe import Probe, ProbeTrainer, lines_of
@@ -26,6 +25,7 @@ from grpo_pl.extras.doctor.rules import findings
 from grpo_pl.extras.doctor.run_statistics import MIN_ROLLOUTS, Finding, RunStatistics
 from grpo_pl.files.runs import RunFolder
 from grpo_pl.policy.loading import load_tokenizer
+from grpo_pl.processes.rank import is_first_process
 from grpo_pl.rollout.engine import RolloutInterrupted
 from grpo_pl.types import Problem
 
