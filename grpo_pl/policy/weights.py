@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from grpo_pl.policy.library_internals import checkpoint_names, persistent_tensors, unwrap
-from grpo_pl.policy.lora import merged_weights
+from grpo_pl.policy.lora import has_adapters, merged_weights
 from grpo_pl.policy.quantization import plain
 from grpo_pl.rewards.pretrained import report_kept, shapes_of, unlike
 
@@ -65,16 +65,22 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def checkpoint_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+def checkpoint_weights(model: PreTrainedModel, *, merge: bool = True) -> Iterator[tuple[str, Tensor]]:
     """(name, whole tensor) of every weight, with the names that ``save_pretrained`` writes; tied weights occur once.
 
-    Only the weights of one module are gathered at a time. LoRA adapters are merged: W + (alpha / rank) · B A.
-    Quantized weights come as the numbers that they stand for. Every rank must consume the iterator if the model is
-    sharded.
+    Only the weights of one module are gathered at a time. Quantized weights come as the numbers that they stand for.
+    Every rank must consume the iterator if the model is sharded.
+
+    Args:
+        merge: LoRA adapters are merged, W + (alpha / rank) · B A; false gives them beside their bases, by the names
+            that all weights have in a model with these adapters.
     """
     model = unwrap(model)
-    weights = merged_weights(model, ((name, plain(weight).detach()) for name, weight in persistent_tensors(model)))
-    for _, module in groupby(weights, key=lambda named: named[0].rpartition(".")[0]):
+    weights = ((name, plain(weight).detach()) for name, weight in persistent_tensors(model))
+    if not merge and has_adapters(model):
+        yield from ((name, whole(weight)) for name, weight in weights)
+        return
+    for _, module in groupby(merged_weights(model, weights), key=lambda named: named[0].rpartition(".")[0]):
         yield from checkpoint_names(model, {name: whole(weight) for name, weight in module}).items()
 
 

@@ -7,7 +7,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from grpo_pl.rollout.engine import EngineDied, RolloutEngine, RolloutInterrupted
 from grpo_pl.types import GenerateRequest, Rollout
 
 if TYPE_CHECKING:
+    from peft import PeftConfig
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from grpo_pl.rollout.episodes import AnyRequest, EngineOutput
@@ -42,6 +43,8 @@ class ModelSpec:
     """Device on which the engine computes."""
     parameters: int
     """Number of them."""
+    adapters: PeftConfig | None = None
+    """Of its LoRA adapters, which an engine has of its own, or gets merged into the weights."""
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self:
@@ -50,7 +53,13 @@ class ModelSpec:
         # the class that transformers knows; FSDP2 makes one of its own of it
         kinds = (kind.__name__ for kind in type(base).__mro__ if kind.__module__.startswith("transformers."))
         config.architectures = [next(kinds)]
-        return cls(config=config, dtype=computing_dtype(base), device=model.device, parameters=base.num_parameters())
+        return cls(
+            config=config,
+            dtype=computing_dtype(base),
+            device=model.device,
+            parameters=base.num_parameters(),
+            adapters=getattr(base, "peft_config", {}).get("default"),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,6 +80,8 @@ class CopyEngine(RolloutEngine):
     give the same samples. A second loss in one rollout ends the run.
     """
 
+    merges_adapters: ClassVar[bool] = True
+    """False where the copy has LoRA adapters of its own; merged into weights of few bits small ones are lost."""
     pushes: int = field(default=0, init=False, compare=False)
     """Number of pushes so far."""
     weights_version: int | None = field(default=0, init=False, compare=False)
@@ -109,8 +120,9 @@ class CopyEngine(RolloutEngine):
         version = (self.updates, self._update_calls)
         if self._latest is None or self._latest.version[1] != self._update_calls:
             self._latest = None  # so that memory need not hold both
-            weights = [(name, weight.to("cpu", copy=True)) for name, weight in checkpoint_weights(model)]
-            self._latest = Snapshot(version=version, weights=weights, policy=ModelSpec.of(model))
+            policy = ModelSpec.of(model)
+            weights = [(name, weight.to("cpu", copy=True)) for name, weight in self._weights(model, policy)]
+            self._latest = Snapshot(version=version, weights=weights, policy=policy)
         return self._latest
 
     def use(self, snapshot: Snapshot | None) -> None:
@@ -162,13 +174,16 @@ class CopyEngine(RolloutEngine):
     def close(self) -> None:
         self._pushed = self._latest = None
 
+    def _weights(self, model: PreTrainedModel, policy: ModelSpec) -> Iterator[tuple[str, Tensor]]:
+        return checkpoint_weights(model, merge=self.merges_adapters or policy.adapters is None)
+
     def _push(self, model: PreTrainedModel) -> None:
         source = self._snapshot
         collective = source is None and is_sharded(model)
-        weights = checkpoint_weights(model) if source is None else iter(source.weights)
+        policy = ModelSpec.of(model) if source is None else source.policy
+        weights = self._weights(model, policy) if source is None else iter(source.weights)
         version = (self.updates, self._update_calls) if source is None else source.version
         try:
-            policy = ModelSpec.of(model) if source is None else source.policy
             self._push_weights(policy, version, weights, collective=collective)
         except Exception:
             for _ in weights if collective else ():  # the other ranks gather them

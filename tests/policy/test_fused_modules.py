@@ -8,7 +8,7 @@ import torch
 from grpo_pl.functional.native import SWITCH
 from grpo_pl.policy import fused_modules as module
 from grpo_pl.policy.logprobs import completion_logprobs
-from grpo_pl.policy.lora import Lora, add_adapters
+from grpo_pl.policy.lora import Lora, adapters_off, add_adapters
 from tests.kernels import in_c, small_model
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -132,3 +132,55 @@ def test_what_the_kernels_cannot_compute_is_computed_as_before(monkeypatch):
     monkeypatch.setenv(SWITCH, "torch")
     for ours, theirs in zip(found, all_scored(), strict=True):
         assert_same(ours, theirs)
+
+
+def _adapted(**options):
+    model = small_model().to(**options)
+    add_adapters(model, Lora(rank=2, alpha=2.0), seed=0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(1))
+    return model
+
+
+def test_what_adapters_add_is_rounded_with_the_product_and_not_behind_it():
+    """In bfloat16 the neighbours of 1 are 1 and 1 + 1/128. W x is 1 + 3/8 of that step and B A x 2/8: together they are
+    nearer to the second, while W x alone is rounded to 1, and so is its sum with 2/8 of a step."""
+    model, step = _adapted(dtype=torch.bfloat16), 2**-7
+    layer = model.model.layers[0].mlp.up_proj
+    x = torch.zeros(1, 1, layer.in_features, dtype=torch.bfloat16)
+    x[..., :2] = 1.0
+    for parameter in layer.parameters():
+        parameter.data.zero_()
+    weight, down, up = layer.base_layer.weight, layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    weight.data[:, 0], weight.data[:, 1] = 1.0, 3 / 8 * step
+    down.data[0, 0], up.data[:, 0] = 1.0, 2 / 8 * step
+    assert layer(x).unique().tolist() == [1.0]
+    with module.patched(module.fused_forwards(model)):
+        assert layer(x).unique().tolist() == [1.0 + step]
+    assert layer(x).unique().tolist() == [1.0]
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+def test_adapters_learn_in_few_bits_as_before(monkeypatch, autocast):
+    """Up to rounding: their gradients by PEFT's own layers, and in float64."""
+    model = _adapted(dtype=torch.float32 if autocast else torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        calls = count(monkeypatch, "_linear_with_adapters")
+        found = scored(model)
+        assert calls["_linear_with_adapters"] == 14
+        monkeypatch.setattr(module, "_adapted", lambda model: [])
+        before = scored(model)
+    exact = scored(model.double())
+    errors = [
+        [float((ours - theirs).norm() / theirs.norm()) for ours, theirs in zip(each[1], exact[1], strict=True)]
+        for each in (found, before)
+    ]
+    assert max(errors[0]) < 0.1 and sum(errors[0]) < 1.1 * sum(errors[1])
+
+
+def test_adapters_that_are_switched_off_are_left_out():
+    model = _adapted(dtype=torch.bfloat16)
+    with adapters_off(model):
+        assert module.fused_forwards(model) == []
+    assert len(module.fused_forwards(model)) == 14

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from grpo_pl.extras.plan.memory import Shape, memory_plan
 from grpo_pl.policy.export import TrainedWith, export_policy
+from grpo_pl.policy.fused_modules import fused_forwards, patched
 from grpo_pl.policy.loading import PolicyConfig, load_model
 from grpo_pl.policy.lora import Lora, merged
 from grpo_pl.policy.quantization import is_quantized, nf4_config, plain
@@ -86,8 +87,9 @@ def test_the_plan_counts_four_bits_and_a_little_for_the_blocks() -> None:
         parameters=1000, trainable=10, block_parameters=400, layers=2, hidden=8, intermediate=8, query=8, key=8,
         vocabulary=25,
     )  # fmt: skip
-    kept = memory_plan(shape, replace(WORK, quantized=True, weight_bytes=2, layout="single", offload=False)).kept
-    assert kept["parameters"] == pytest.approx(200 * 2 + 800 * 4.127 / 8)
+    plan = memory_plan(shape, replace(WORK, quantized=True, weight_bytes=2, layout="single", offload=False))
+    assert plan.kept["parameters"] == pytest.approx(200 * 2 + 800 * 4.127 / 8)
+    assert plan.rollout["weights for decoding"] == 200 * WORK.compute_bytes
 
 
 @installed
@@ -107,6 +109,26 @@ def test_the_linear_layers_of_the_blocks_are_packed_and_only_adapters_train(quan
     _logits(quantized.eval())  # as a rollout does
     quantized.train()(IDS).logits.sum().backward()
     assert {name for name, weight in quantized.named_parameters() if weight.grad is not None} == trained
+
+
+@installed
+def test_adapters_beside_packed_weights_learn_in_few_bits_as_before(quantized: PreTrainedModel) -> None:
+    """Up to rounding: by bitsandbytes' own layers in float32, and here under autocast."""
+    trained = [weight for weight in quantized.parameters() if weight.requires_grad]
+
+    def learned() -> tuple[torch.Tensor, list[torch.Tensor]]:
+        logits = quantized(IDS).logits
+        return logits, list(torch.autograd.grad(logits.float().log_softmax(-1)[..., 0].sum(), trained))
+
+    logits, gradients = learned()
+    with torch.autocast("cpu", torch.bfloat16):
+        forwards = fused_forwards(quantized)
+        assert len(forwards) == 14
+        with patched(forwards):
+            found, theirs = learned()
+    torch.testing.assert_close(found.float(), logits, atol=0.1, rtol=0.0)
+    for ours, gradient in zip(theirs, gradients, strict=True):
+        assert (ours - gradient).norm() < 0.05 * gradient.norm()
 
 
 @installed

@@ -264,9 +264,12 @@ def rollout_bytes(shape: Shape, work: Workload) -> dict[str, float]:
         columns = work.prompt_tokens + work.completion_tokens
         keys_and_values = float(work.rows * columns * shape.layers * 2 * shape.key * work.compute_bytes)
         logits = 3.0 * work.rows * shape.vocabulary * 4
+    copied = shape.parameters  # joined or packed: a second copy
+    if work.quantized and work.engine_bytes is None:  # those of the blocks stay as they are
+        copied -= shape.layers * shape.block_parameters
     parts = {
         "keys and values": keys_and_values,
-        "weights for decoding": float(shape.parameters * work.compute_bytes),  # joined or packed: a second copy
+        "weights for decoding": float(copied * work.compute_bytes),
         "logits": logits,
     }
     if work.layout == "fsdp" and work.engine_bytes is None:

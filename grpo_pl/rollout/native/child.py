@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from grpo_pl.rollout.engine import ProgressFn
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.types import GenerateRequest, Rollout
 
+if TYPE_CHECKING:
+    from peft import PeftConfig
+
 
 @dataclass(kw_only=True)
 class NativeChildEngine(ChildEngine):
@@ -26,6 +29,7 @@ class NativeChildEngine(ChildEngine):
 
     worker: ClassVar[str] = "grpo_pl.rollout.native.child:NativeWorker"
     supports_top_logprobs: ClassVar[bool] = True  # type: ignore[misc]
+    merges_adapters: ClassVar[bool] = False
     max_batch_rows: int = 0
     """Most completions decoded at once; 0 takes all of them."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
@@ -45,6 +49,7 @@ class NativeChildEngine(ChildEngine):
     def settings(self, policy: ModelSpec) -> dict[str, Any]:
         return {
             "config": policy.config.to_dict(),
+            "adapters": policy.adapters,
             "dtype": self.dtype or str(policy.dtype).removeprefix("torch."),
             "device": str(policy.device),
             "max_batch_rows": self.max_batch_rows,
@@ -56,13 +61,23 @@ class NativeWorker:
     """A model of the policy's architecture, and the native engine that reads it."""
 
     def __init__(
-        self, *, config: dict[str, Any], dtype: str, device: str, max_batch_rows: int, decoder: str | None = None
+        self,
+        *,
+        config: dict[str, Any],
+        dtype: str,
+        device: str,
+        max_batch_rows: int,
+        decoder: str | None = None,
+        adapters: PeftConfig | None = None,
     ) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         self._settings = {"config": AutoConfig.for_model(**config), "dtype": getattr(torch, dtype)}
         self._device = torch.device(device)
-        self.model = AutoModelForCausalLM.from_config(**self._settings, trust_remote_code=False).to(self._device)
+        self.model = AutoModelForCausalLM.from_config(**self._settings, trust_remote_code=False)
+        if adapters is not None:
+            self.model.add_adapter(adapters)
+        self.model.to(self._device)
         self.engine = NativeEngine(max_batch_rows=max_batch_rows)
         self.engine.decoder = decoder
 

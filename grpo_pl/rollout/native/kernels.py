@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -11,6 +14,15 @@ from grpo_pl.functional.gemm import has_onednn, multiplies_bfloat16, prefers_one
 _PACK_FROM = 1 << 16  # weights with fewer elements gain nothing from oneDNN's packed layout …
 _PACK_FROM_ON_INTEL = 1 << 20  # … on Intel's processors, which have MKL
 _ONEDNN_FROM = 1 << 20  # multiply-adds below which oneDNN's call costs more than it saves
+
+
+class Linear(Protocol):
+    """x ↦ x Wᵀ + b, or what stands for it, without gradients; x (rows, in)."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        """Adds the product to ``residual`` (rows, out), in place."""
 
 
 class Matrix:
@@ -56,8 +68,78 @@ class Matrix:
             assert self._transposed is not None
             residual.addmm_(x, self._transposed)
 
+    def onto(self, beside: Tensor, x: Tensor) -> Tensor:
+        """(beside + x Wᵀ) + b, each sum rounded once, as where policies learn; ``beside`` may be overwritten."""
+        if self._use_packed(x):
+            beside = torch.ops.mkldnn._linear_pointwise.binary(x, beside, self._packed, None, "add")
+        else:
+            assert self._transposed is not None
+            beside.addmm_(x, self._transposed)
+        return beside if self._bias is None else beside.add_(self._bias)
+
     def _use_packed(self, x: Tensor) -> bool:
         return self._transposed is None or (self._packed is not None and x.shape[0] * self._size >= _ONEDNN_FROM)
+
+
+class Adapted:
+    """x ↦ W x + B A x + b, adapters beside their base. In a type of few bits W + B A would round away a B A below half
+    a step of W's numbers, as in the first updates all are, and so would the sum of W x and B A x, were W x rounded
+    before: it is rounded once.
+
+    Args:
+        down: A, (ranks, in).
+        up: B, (out, ranks), with the scale of the adapters.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, *, rows: int) -> None:
+        self._base = Matrix(weight, bias, rows=rows)
+        self._down, self._up = Matrix(down.to(weight), rows=rows), Matrix(up.to(weight), rows=rows)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._base.onto(self._up(self._down(x)), x)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        residual.add_(self(x))
+
+
+class Packed:
+    """Weights with one input, and the adapters beside them, as `Adapted`; weights in 4 bits stay packed, and each is
+    unpacked for a product and no longer.
+
+    Args:
+        weights: each gives its numbers (out, in).
+        biases: theirs.
+        order: permutes the outputs, which lie side by side.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[Callable[[], Tensor]],
+        biases: Sequence[Tensor | None],
+        adapters: tuple[Tensor, Tensor] | None,
+        order: Tensor | None,
+        *,
+        dtype: torch.dtype,
+        rows: int,
+    ) -> None:
+        self._weights, self._biases, self._order, self._dtype = weights, biases, order, dtype
+        self._low_rank = [Matrix(each.to(dtype), rows=rows) for each in adapters or ()]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        beside = None
+        for matrix in self._low_rank:
+            beside = matrix(x if beside is None else beside)  # (rows, out)
+        parts, end = list[Tensor](), 0
+        for read, bias in zip(self._weights, self._biases, strict=True):
+            weight = read().to(self._dtype)
+            begin, end = end, end + len(weight)
+            y = torch.mm(x, weight.t()) if beside is None else torch.addmm(beside[:, begin:end], x, weight.t())
+            parts.append(y if bias is None else y.add_(bias))
+        y = torch.cat(parts, dim=1)
+        return y if self._order is None else y[:, self._order]
+
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        residual.add_(self(x))
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, *, scale: float) -> Tensor:

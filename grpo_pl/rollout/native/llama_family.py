@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,10 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from grpo_pl.policy.library_internals import unwrap
+from grpo_pl.policy.quantization import is_quantized, plain
 from grpo_pl.policy.weights import whole
-from grpo_pl.rollout.native.kernels import Matrix, attend
+from grpo_pl.rollout.native.kernels import Adapted, Linear, Matrix, Packed, attend
 from grpo_pl.rollout.native.shared_prompts import SharedPrompts, worth_sharing
-from grpo_pl.rollout.native.weights import fused_linear
+from grpo_pl.rollout.native.weights import base_of, fused_linear, low_rank_parts
 
 _PREFILL_TOKENS = 16_384  # prompt tokens per forward pass: bounds the activations of the prefill
 
@@ -39,12 +41,12 @@ class _Layer:
     """Weights of one decoder layer. ``qkv`` yields query, key and value heads side by side, rotated pairs adjacent."""
 
     attention_norm: _Norm
-    qkv: Matrix
+    qkv: Linear
     head_norms: tuple[Tensor, float] | None  # weight (query and key heads, head size) and eps
-    output: Matrix
+    output: Linear
     mlp_norm: _Norm
-    gate_up: Matrix
-    down: Matrix
+    gate_up: Linear
+    down: Linear
 
 
 class LlamaFamilyDecoder:
@@ -53,6 +55,9 @@ class LlamaFamilyDecoder:
     Prompts end at column S of the cache, so that all rows write their next key and value at one column. The rotary
     embedding is one complex product: the outputs of the query and key projections are reordered so that the members of
     each rotated pair are neighbours, which no dot product of a query with a key can see.
+
+    LoRA adapters are merged into weights that are read in float32 or float64, where that rounds nothing of note, and
+    elsewhere stay beside them. Weights in 4 bits stay packed.
     """
 
     lookahead = 1  # tokens between two looks at which rows have ended
@@ -77,7 +82,7 @@ class LlamaFamilyDecoder:
         )
         self._layers = [self._read_layer(layer, rows) for layer in trunk.layers]
         self._norm = self._read_norm(trunk.norm)
-        self._head = self._matrix([model.lm_head], rows)
+        self._head = self._linear([model.lm_head], rows)
         self._rotary_embedding = trunk.rotary_emb
         self._shared: SharedPrompts | None = None
 
@@ -93,24 +98,35 @@ class LlamaFamilyDecoder:
             head_norms = torch.stack(by_head), attention.q_norm.variance_epsilon
         return _Layer(
             attention_norm=self._read_norm(layer.input_layernorm),
-            qkv=self._matrix([attention.q_proj, attention.k_proj, attention.v_proj], rows, order),
+            qkv=self._linear([attention.q_proj, attention.k_proj, attention.v_proj], rows, order),
             head_norms=head_norms,
-            output=self._matrix([attention.o_proj], rows),
+            output=self._linear([attention.o_proj], rows),
             mlp_norm=self._read_norm(layer.post_attention_layernorm),
-            gate_up=self._matrix([mlp.gate_proj, mlp.up_proj], rows),
-            down=self._matrix([mlp.down_proj], rows),
+            gate_up=self._linear([mlp.gate_proj, mlp.up_proj], rows),
+            down=self._linear([mlp.down_proj], rows),
         )
 
     @staticmethod
     def _read_norm(norm: Any) -> _Norm:
         return _Norm(whole(norm.weight), norm.variance_epsilon)
 
-    def _matrix(self, modules: list[Any], rows: int, order: Tensor | None = None) -> Matrix:
+    def _linear(self, modules: list[Any], rows: int, order: Tensor | None = None) -> Linear:
         """Several linear layers with one input as one product; ``order`` permutes its outputs."""
-        weight, bias = fused_linear(modules)
+        bases = [base_of(module) for module in modules]
+        if any(is_quantized(base.weight) for base in bases):
+            weights = [partial(plain, base.weight) for base in bases]
+            biases = [None if base.bias is None else base.bias.to(self._dtype) for base in bases]
+            return Packed(weights, biases, low_rank_parts(modules), order, dtype=self._dtype, rows=rows)
+        merge = self._dtype.itemsize >= 4
+        weight, bias = fused_linear(modules, merge=merge)
+        adapters = None if merge else low_rank_parts(modules)
         if order is not None:
             weight, bias = weight[order], None if bias is None else bias[order]
-        return Matrix(weight.to(self._dtype), None if bias is None else bias.to(self._dtype), rows=rows)
+        weight, bias = weight.to(self._dtype), None if bias is None else bias.to(self._dtype)
+        if adapters is None:
+            return Matrix(weight, bias, rows=rows)
+        down, up = adapters
+        return Adapted(weight, bias, down, up if order is None else up[order], rows=rows)
 
     # ---- decoding ------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Reads a policy's weights for decoding: checks the model, merges adapters and fuses layers."""
+"""Reads a policy's weights for decoding: checks the model, fuses layers, and merges adapters or keeps them apart."""
 
 from __future__ import annotations
 
@@ -15,27 +15,51 @@ from grpo_pl.policy.library_internals import (
     unmerged_adapters,
     unwrap,
 )
+from grpo_pl.policy.quantization import is_quantized
 from grpo_pl.policy.weights import whole
 
 _STATIC_ROTARY = ("default", "linear", "llama3", "yarn")  # the others change with the length that was seen
 
 
-def linear_parts(modules: Sequence[Any]) -> tuple[list[Tensor], list[Tensor | None]]:
-    """Weight (out, in) and bias of each linear layer; active LoRA adapters are merged into a copy."""
+def base_of(module: Any) -> Any:
+    """A linear layer without its adapters."""
+    return module.base_layer if is_adapted(module) else module
+
+
+def linear_parts(modules: Sequence[Any], *, merge: bool = True) -> tuple[list[Tensor], list[Tensor | None]]:
+    """Weight (out, in) and bias of each linear layer.
+
+    Args:
+        merge: adds active LoRA adapters to a copy of the weight; false leaves them to `low_rank_parts`.
+    """
     weights, biases = list[Tensor](), list[Tensor | None]()
     for module in modules:
-        base = module.base_layer if is_adapted(module) else module
+        base = base_of(module)
         weight = whole(base.weight)
         biases.append(None if base.bias is None else whole(base.bias))
-        for adapter in unmerged_adapters(module):
+        for adapter in unmerged_adapters(module) if merge else ():
             weight = weight + module.get_delta_weight(adapter).detach()
         weights.append(weight)
     return weights, biases
 
 
-def fused_linear(modules: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
+def low_rank_parts(modules: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
+    """A (ranks, in) and (alpha / rank) · B (out, ranks) of the active adapters of layers with one input, all of them as
+    one pair; None if there are none. B has a block for each layer, and zeros beside it."""
+    downs, ups = list[Tensor](), list[Tensor]()
+    for module in modules:
+        adapters = unmerged_adapters(module)
+        downs += [whole(module.lora_A[adapter].weight) for adapter in adapters]
+        blocks = [whole(module.lora_B[adapter].weight) * module.scaling[adapter] for adapter in adapters]
+        ups.append(torch.cat(blocks, dim=1) if blocks else torch.zeros(module.out_features, 0))
+    if not downs:
+        return None
+    return torch.cat(downs), torch.block_diag(*(up.to(downs[0]) for up in ups))
+
+
+def fused_linear(modules: Sequence[Any], *, merge: bool) -> tuple[Tensor, Tensor | None]:
     """`linear_parts` of layers with one input as one product, weight (out, in) and bias."""
-    weights, biases = linear_parts(modules)
+    weights, biases = linear_parts(modules, merge=merge)
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
     if all(bias is None for bias in biases):
         return weight, None
@@ -80,10 +104,8 @@ def _refuse_parts(model: Any) -> str | None:
         if is_adapted(linear):
             if changes_more_than_weights(linear):
                 return "its LoRA adapters use DoRA or a bias"
-            if linear.base_layer.weight.dtype not in (torch.float32, torch.float64) and unmerged_adapters(linear):
-                return "merging LoRA adapters into weights of low precision would round them away"
             linear = linear.base_layer
-        if not _computes_like(linear, nn.Linear):
+        if not _computes_like(linear, nn.Linear) and not is_quantized(getattr(linear, "weight", None)):
             return f"its linear layers are wrapped as {type(linear).__name__}"
     if not _computes_like(model.model.embed_tokens, nn.Embedding):
         return f"its embedding is wrapped as {type(model.model.embed_tokens).__name__}"

@@ -62,6 +62,10 @@ class RayEngine(CopyEngine):
         self.dtype, self.max_tokens = getattr(self.engine, "dtype", None), self.engine.max_tokens
 
     @property
+    def merges_adapters(self) -> bool:  # type: ignore[override]
+        return self.engine.merges_adapters
+
+    @property
     def drawing_engine(self) -> ChildEngine:
         return self.engine
 

@@ -147,7 +147,7 @@ def test_a_push_that_fails_reads_the_weights_that_other_ranks_gather(
 ) -> None:
     gathered = []
 
-    def weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    def weights(model: Any, **_: Any) -> Iterator[tuple[str, torch.Tensor]]:
         for number in range(5):
             gathered.append(number)
             yield str(number), torch.zeros(4)
@@ -249,6 +249,25 @@ def test_a_specification_names_type_and_architecture(family: str, architecture: 
     spec = ModelSpec.of(build_model(family).bfloat16())
     assert spec.dtype == torch.bfloat16
     assert spec.config.architectures == [architecture]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_copy_has_the_adapters_of_the_policy_beside_its_weights(dtype: torch.dtype) -> None:
+    """It draws what the native engine draws here, bit for bit, with a change for which bfloat16 has no room in W."""
+    model, keys = build_model("qwen2"), make_keys(3, 4)
+    add_adapters(model, Lora(rank=4), seed=0)
+    bare = generate(NativeEngine(), model, UNEVEN, keys)
+    for name, parameter in model.named_parameters():  # not the buffers, whose float32 the copy has as well
+        parameter.data = parameter.data.to(dtype)
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.003, generator=torch.Generator().manual_seed(1))
+    ours = NativeChildEngine()
+    try:
+        found = generate(ours, model, UNEVEN, keys)
+    finally:
+        ours.close()
+    _assert_equal(found, generate(NativeEngine(), model, UNEVEN, keys))
+    assert not torch.equal(found.sampling_logprobs, bare.sampling_logprobs)
 
 
 def test_the_architecture_is_that_of_the_model_inside() -> None:

@@ -207,7 +207,6 @@ OTHERS = {
     "hooks or patches": ("qwen2", lambda m: m.model.norm.register_forward_hook(lambda _, args, output: output * 1.5)),
     "wrapped as Doubled": ("qwen2", lambda m: setattr(m.model.layers[1].mlp.down_proj, "__class__", Doubled)),
     "DoRA": ("qwen2", lambda m: _with_lora(m, use_dora=True)),
-    "low precision": ("qwen2", lambda m: _with_lora(m.bfloat16())),
 }
 
 

@@ -7,12 +7,13 @@ import torch
 
 pytest.importorskip("triton")
 from grpo_pl.functional import sampling
+from grpo_pl.policy.lora import Lora, adapters_off, add_adapters
 from grpo_pl.rollout.native import engine as native_engine
 from grpo_pl.rollout.native.decoder_choice import SWITCH
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.native.graph_decoder import GraphDecoder
 from grpo_pl.rollout.plain import PlainEngine
-from tests.rollout.drawn import UNEVEN, assert_same, build_model, generate, make_keys
+from tests.rollout.drawn import UNEVEN, assert_same, build_model, generate, make_keys, scored
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 _generate = partial(generate, length=20)
@@ -81,3 +82,18 @@ def test_rows_that_have_ended_leave_when_half_of_all_have(graphs):
     )
     assert ours.lengths.tolist() == limits[0] and ours.completion_ids.shape[1] == 36
     assert len(graphs[0]._tokens) == 1  # 6 rows, 3 after 16 tokens, 1 after 32
+
+
+def test_adapters_in_few_bits_are_drawn_with(graphs):
+    model, keys = build_model("qwen2").to(DEVICE), make_keys(3, 4)
+    add_adapters(model, Lora(rank=4), seed=0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        rollout = _generate(NativeEngine(), model, UNEVEN, keys, eos=())
+    with adapters_off(model):
+        bare = scored(model, rollout, 1.0)
+    assert len(graphs) == 1
+    assert (scored(model, rollout, 1.0) - rollout.sampling_logprobs).abs().mean() < 0.03
+    assert (bare - rollout.sampling_logprobs).abs().mean() > 0.3
