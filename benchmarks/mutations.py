@@ -147,7 +147,7 @@ MUTATIONS = [
     ),
     *_all(
         "server", "serve", "tests/serve/test_life.py -k full_queue",
-        ("waiting >= self.max_queue + max(0, free)", "waiting > self.max_queue + max(0, free)"),
+        ("self.waiting >= self.max_queue + max(0,", "self.waiting > self.max_queue + max(0,"),
     ),
     *_all(
         "server", "serve", "tests/serve/test_hostile.py -k key",
@@ -155,7 +155,7 @@ MUTATIONS = [
          'given.encode("latin-1")[:1] == self._key[:1]'),
     ),
     *_all(
-        "server", "serve", "tests/serve/test_client.py",
+        "cli", "grpo_pl/cli", "tests/cli/test_remote_evaluation.py",
         ("max(_PAUSE_S, pause)", "min(_PAUSE_S, pause)"),
     ),
     *_all(

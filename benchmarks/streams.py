@@ -2,12 +2,14 @@
 
 Each client streams completions of 32 tokens, one after another. All clients run in another process on the same machine,
 so their work slows the server. The engine decodes as many rows of the same length, alone. ``--busy 1`` runs one more
-process that keeps a core busy.
+process that keeps a core busy. ``--before CHECKOUT --streams 1 16 64 128`` compares this server with that of another
+checkout instead, by turns, and tells the medians of ``--rounds``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -122,7 +124,7 @@ def streamed(server: Server, streams: int, seconds: float) -> dict[str, Any]:
         "tokens_per_s": round(tokens / took),
         "cpu_s_per_1000_tokens": {name: round(1000 * spent / tokens, 4) for name, spent in seconds_of.items()},
         "first_token_ms": {
-            "p50": round(1000 * statistics.median(ordered)),
+            "p50": round(1000 * statistics.median(ordered), 1),
             "p99": round(1000 * ordered[len(ordered) * 99 // 100]),
             "max": round(1000 * ordered[-1]),
         },
@@ -141,37 +143,99 @@ def engine_tokens_per_s(model: Path, rows: int, rounds: int = 5) -> float:
     return statistics.median(rates[1:])
 
 
+def _server_of(checkout: Path) -> Any:
+    """``benchmarks/server.py`` of another checkout, which starts the server there."""
+    spec = importlib.util.spec_from_file_location("server_before", checkout / "benchmarks" / "server.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Server
+
+
+def _median_of(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """The median of each number, in the form of one round."""
+    first = rounds[0]
+    return {
+        name: _median_of([each[name] for each in rounds])
+        if isinstance(first[name], dict)
+        else statistics.median(each[name] for each in rounds)
+        for name in first
+    }
+
+
+def compared(model: Path, before: Path, streams: list[int], seconds: float, rounds: int) -> dict[str, Any]:
+    """The medians of two servers that are asked by turns, and their ratios, by the number of streams."""
+    servers: dict[str, Any] = {}
+    try:
+        for name, kind in (("before", _server_of(before)), ("after", Server)):
+            servers[name] = kind(model, "--max-batch-size", str(max(streams)))
+            streamed(servers[name], max(streams), 2.0)  # warm
+        found: dict[str, Any] = {}
+        for count in streams:
+            told: dict[str, list[dict[str, Any]]] = {"before": [], "after": []}
+            for number in range(rounds):
+                for name in ("before", "after") if number % 2 == 0 else ("after", "before"):
+                    told[name].append(streamed(servers[name], count, seconds))
+            old, new = (_median_of(told[name]) for name in ("before", "after"))
+            spent = [sum(told["cpu_s_per_1000_tokens"].get(name, 0) for name in _FRONT) for told in (old, new)]
+            ratios = {
+                "tokens_per_s": new["tokens_per_s"] / old["tokens_per_s"],
+                "front_cpu": spent[1] / spent[0],
+                "first_token_p50": new["first_token_ms"]["p50"] / old["first_token_ms"]["p50"],
+            }
+            found[str(count)] = {
+                "before": old,
+                "after": new,
+                "after_over_before": {name: round(ratio, 3) for name, ratio in ratios.items()},
+            }
+            print(count, found[str(count)]["after_over_before"], file=sys.stderr)
+    finally:
+        for server in servers.values():
+            server.stop()
+    return {"seconds": seconds, "rounds": rounds, "medians_by_streams": found}
+
+
+_FRONT = ("front", "queues")
+"""Processes between the clients and the workers."""
+
+
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--streams", type=int, default=128)
+    parser.add_argument("--streams", type=int, nargs="+", default=[128])
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--busy", type=int, default=0, help="processes that spin meanwhile")
+    parser.add_argument("--before", type=Path, help="another checkout, with which this one is compared")
+    parser.add_argument("--rounds", type=int, default=5, help="of a comparison")
     args = parser.parse_args()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) - 1))  # as in the server's worker
     with tempfile.TemporaryDirectory() as temporary:
         model = build_export(Path(temporary) / "quickstart" / "export")
-        engine = engine_tokens_per_s(model, args.streams)
-        server = Server(model, "--max-batch-size", str(args.streams))
-        spinning = [multiprocessing.Process(target=_spin, daemon=True) for _ in range(args.busy)]
-        try:
-            streamed(server, args.streams, 3.0)  # warm
-            for process in spinning:
-                process.start()
-            found = streamed(server, args.streams, args.seconds)
-        finally:
-            for process in spinning:
-                process.kill()
-            server.stop()
-    result = {
-        "benchmark": "streams",
-        **surroundings("cpu"),
-        "streams": args.streams,
-        "busy": args.busy,
-        "engine_tokens_per_s": round(engine),
-        **found,
-        "server_over_engine": round(found["tokens_per_s"] / engine, 3),
-    }
+        result: dict[str, Any] = {"benchmark": "streams", **surroundings("cpu")}
+        if args.before is not None:
+            result |= compared(model, args.before, args.streams, args.seconds, args.rounds)
+        else:
+            (streams,) = args.streams
+            result |= {"streams": streams, "busy": args.busy} | _beside_the_engine(
+                model, streams, args.seconds, args.busy
+            )
     publish(result, args.output)
+
+
+def _beside_the_engine(model: Path, streams: int, seconds: float, busy: int) -> dict[str, Any]:
+    engine = engine_tokens_per_s(model, streams)
+    server = Server(model, "--max-batch-size", str(streams))
+    spinning = [multiprocessing.Process(target=_spin, daemon=True) for _ in range(busy)]
+    try:
+        streamed(server, streams, 3.0)  # warm
+        for process in spinning:
+            process.start()
+        found = streamed(server, streams, seconds)
+    finally:
+        for process in spinning:
+            process.kill()
+        server.stop()
+    ratio = round(found["tokens_per_s"] / engine, 3)
+    return {"engine_tokens_per_s": round(engine), **found, "server_over_engine": ratio}
 
 
 if __name__ == "__main__":

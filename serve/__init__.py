@@ -1,13 +1,13 @@
 """A trained policy and its rewards over HTTP, by LitServe: chat, completions, scores and evaluation.
 
 - ``server``: ``PolicyServer``, the LitServer of ``grpo-pl serve``; ``settings`` (options), ``middleware`` (what is
-  checked before a route), ``pages``, ``metrics``.
+  checked before a route), ``metrics``.
 - LitAPIs: ``policy`` (``PolicyAPI``, decoding) and ``rewards`` (``RewardAPI``), over ``worker`` (``WorkerAPI``,
-  ``WorkerLoop``). ``follow`` loads newer weights, ``grammars`` restricts completions.
+  ``WorkerLoop``). ``follow`` loads newer weights.
 - LitSpecs, in the HTTP process: ``calls`` (``WorkerSpec``), ``completions`` (``PolicySpec``), ``rewards``;
   ``evaluation`` asks both. ``messages`` has what they send to the workers.
 - Requests: ``bodies``, ``schemas`` (fields), ``conversations`` and ``prompts`` (tokens). Answers: ``answers``,
-  ``streaming``, ``score_items``, ``scoring``, ``errors``.
+  ``streaming``, ``scoring``, ``errors``.
 """
 
 from typing import TYPE_CHECKING, Any

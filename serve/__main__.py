@@ -1,15 +1,8 @@
 """``python -m serve --model …`` is ``grpo-pl serve --model …``."""
 
-from __future__ import annotations
-
 import sys
 
-
-def main() -> int:
-    from grpo_pl.cli.main import main as grpo_pl
-
-    return grpo_pl(["serve", *sys.argv[1:]])
-
+from grpo_pl.cli.main import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["serve", *sys.argv[1:]]))

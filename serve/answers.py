@@ -15,7 +15,7 @@ from grpo_pl.openai_format import answers
 from grpo_pl.openai_format.answers import DONE, MadeCall
 from grpo_pl.rollout.native.continuous import ScoredToken
 from grpo_pl.rollout.texts import TextStream
-from serve.errors import ApiError, to_json
+from serve.errors import to_json
 from serve.schemas import ChatRequest, CompletionRequest
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Choice:
 
 class ChoicesFormat:
     """What the answers of chat and completions have in common, whole or as the events of a stream; an event may be
-    empty."""
+    empty. The n choices of a prompt are neighbours."""
 
     object_name: str
     chunk_name: str
@@ -149,45 +149,46 @@ class ChoicesFormat:
     prompt_in_choice = False
 
     def __init__(self, model_name: str, request: ChatRequest | CompletionRequest, texts: TokenTexts) -> None:
-        self._model_name, self._request, self._texts = model_name, request, texts
+        self._model_name, self.request, self._texts = model_name, request, texts
+        self.choices: list[Choice] = []
         self.system_fingerprint = ""
         self._id, self._created = f"{self.id_prefix}-{uuid.uuid4().hex}", int(time.time())
 
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        usage = usage_of(choices, self._request.n)
-        answer = {**self._head(self.object_name), "choices": [self._choice(c) for c in choices], "usage": usage}
-        return answer | self._prompt_ids(choices[0], of_choice=False)
+    def whole(self) -> dict[str, Any]:
+        choices = [self._choice(choice) for choice in self.choices]
+        answer = {**self._head(self.object_name), "choices": choices, "usage": self._usage()}
+        return answer | self._prompt_ids(self.choices[0], of_choice=False)
 
     def opening(self, choice: Choice) -> str:
         """The event before the first token of a choice, with the text that the server prefilled or echoes."""
         raise NotImplementedError
 
-    def chunk(self, choice: Choice, text: str, tokens: Sequence[ScoredToken], choices: Sequence[Choice]) -> str:
+    def chunk(self, choice: Choice, text: str, tokens: Sequence[ScoredToken]) -> str:
         if not text and not tokens and choice.finish is None:
             return ""
         told = {"logprobs": self._logprobs(choice, tokens), "finish_reason": choice.finish}
         part = {"index": choice.index, **self._delta(choice, text), **told}
-        if self._request.return_token_ids:
+        if self.request.return_token_ids:
             part["token_ids"] = [token.token for token in tokens]
-        continuous = self._request.stream_options.continuous_usage_stats
-        return self._event(part, {"usage": usage_of(choices, self._request.n)} if continuous else {})
+        continuous = self.request.stream_options.continuous_usage_stats
+        return self._event(part, {"usage": self._usage()} if continuous else {})
 
-    def closing(self, choices: Sequence[Choice]) -> str:
-        if not self._request.stream_options.include_usage:
+    def closing(self) -> str:
+        if not self.request.stream_options.include_usage:
             return DONE
-        usage = {"choices": [], "usage": usage_of(choices, self._request.n)}
-        return event({**self._head(self.chunk_name), **usage}) + DONE
-
-    def failure(self, error: ApiError) -> str:
-        return event(error.body())
+        return event({**self._head(self.chunk_name), "choices": [], "usage": self._usage()}) + DONE
 
     def _event(self, choice: dict[str, Any], further: dict[str, Any]) -> str:
         return event({**self._head(self.chunk_name), "choices": [choice], **further})
 
+    def _usage(self) -> dict[str, int]:
+        """OpenAI's ``usage``: tokens of each prompt once, and of all completions, end tokens included."""
+        prompt = sum(len(choice.prompt) for choice in self.choices[:: self.request.n])
+        return answers.usage(prompt, sum(len(choice.stream.tokens) for choice in self.choices))
+
     def _prompt_ids(self, choice: Choice, *, of_choice: bool) -> dict[str, Any]:
-        """The field with the prompt's tokens, which chat answers have beside ``choices`` and completions in each
-        choice."""
-        here = self._request.return_token_ids and of_choice == self.prompt_in_choice
+        """The prompt's tokens, which chat answers have beside ``choices`` and completions in each choice."""
+        here = self.request.return_token_ids and of_choice == self.prompt_in_choice
         return {"prompt_token_ids": list(choice.prompt)} if here else {}
 
     def _head(self, name: str) -> dict[str, Any]:
@@ -199,13 +200,13 @@ class ChoicesFormat:
         told = {"logprobs": self._logprobs(choice, choice.echoed + choice.tokens), "finish_reason": choice.finish}
         answer = {"index": choice.index, **self._content(choice), **told}
         choice.tokens.clear()  # here, in a thread: to free a million log-probabilities takes long
-        if self._request.return_token_ids:
+        if self.request.return_token_ids:
             answer |= {"token_ids": list(choice.stream.tokens), **self._prompt_ids(choice, of_choice=True)}
         return answer
 
     def _logprobs(self, choice: Choice, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
         """The log-probabilities of a choice's next tokens; None if the client did not ask for them."""
-        if self._request.alternatives is None or not tokens:
+        if self.request.alternatives is None or not tokens:
             return None
         texts = [self._texts.text(token.token) for token in tokens]
         told = self._log_probabilities(tokens, texts, choice.offset)
@@ -254,7 +255,7 @@ class CompletionFormat(ChoicesFormat):
     prompt_in_choice = True
 
     def opening(self, choice: Choice) -> str:
-        if not choice.stream.prefix and not self._request.return_token_ids:
+        if not choice.stream.prefix and not self.request.return_token_ids:
             return ""
         told = {"logprobs": self._logprobs(choice, choice.echoed), "finish_reason": None}
         part = {"index": choice.index, "text": choice.stream.prefix, **told}
@@ -278,11 +279,3 @@ class CompletionFormat(ChoicesFormat):
 def event(value: Any) -> str:
     """One server-sent event."""
     return answers.event(to_json(value))
-
-
-def usage_of(choices: Sequence[Choice], n: int) -> dict[str, int]:
-    """OpenAI's ``usage``: tokens of each prompt once, although it has ``n`` choices, and tokens of all completions, end
-    tokens included."""
-    prompt = sum(len(choice.prompt) for choice in choices[::n])
-    completion = sum(len(choice.stream.tokens) for choice in choices)
-    return answers.usage(prompt, completion)

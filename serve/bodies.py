@@ -14,8 +14,9 @@ from fastapi import Request, Response
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
+from grpo_pl.openai_format.fields import field_fault
 from grpo_pl.openai_format.json_text import MalformedJson, parse_object
-from serve.errors import ApiError, from_fault, to_json
+from serve.errors import ApiError, to_json
 
 _LARGE = 1 << 14  # bytes from which reading a body would delay other requests noticeably
 _HUGE = 1 << 18  # bytes from which bodies wait for one another, to bound the memory that they take
@@ -39,13 +40,13 @@ async def in_thread(call: Callable[..., T], *arguments: Any) -> T:
 
 
 async def read_body(request: Request, kind: type[B]) -> B:
-    """The body of a request as ``kind``.
-
-    Raises:
-        ApiError: it is not ``application/json`` (415), does not arrive in time (408), is lost behind an offer of
-            another protocol, or is not what ``kind`` says (400).
-    """
-    require_json(request)
+    """The body of a request as ``kind``; else 415, 408, 413 or 400."""
+    # forms and texts, which browsers send to other sites without a preflight, and encoded bodies
+    kinds = [value.partition(";")[0].strip().lower() for value in request.headers.getlist("content-type")]
+    if kinds != ["application/json"]:
+        raise ApiError(415, "send the header `Content-Type: application/json`.", code="unsupported_media_type")
+    if any(value.strip().lower() != "identity" for value in request.headers.getlist("content-encoding")):
+        raise ApiError(415, "send the body as it is, without `Content-Encoding`.", code="unsupported_media_type")
     try:
         async with asyncio.timeout(_BODY_S):
             body = await request.body()
@@ -65,31 +66,15 @@ async def read_body(request: Request, kind: type[B]) -> B:
         return await in_thread(parsed, kind, body)
 
 
-def require_json(request: Request) -> None:
-    """Refuses content types that browsers send to other sites without a preflight (forms, text), and encoded bodies.
-
-    Raises:
-        ApiError: the body is not plain ``application/json`` (415).
-    """
-    kinds = [value.partition(";")[0].strip().lower() for value in request.headers.getlist("content-type")]
-    if kinds != ["application/json"]:
-        raise ApiError(415, "send the header `Content-Type: application/json`.", code="unsupported_media_type")
-    if any(value.strip().lower() != "identity" for value in request.headers.getlist("content-encoding")):
-        raise ApiError(415, "send the body as it is, without `Content-Encoding`.", code="unsupported_media_type")
-
-
 def parsed(kind: type[B], body: bytes) -> B:
-    """The object in a body.
-
-    Raises:
-        ApiError: it is not valid JSON, has too many levels or values, or a field is wrong (400).
-    """
+    """The object in a body; else 400, with the first fault."""
     try:
         return kind.model_validate(parse_object(body))
     except MalformedJson as error:
         raise ApiError(400, error.message, code=error.code) from None
     except ValidationError as error:
-        raise from_fault(error.errors(include_url=False, include_input=False)[0]) from None
+        message, param, code = field_fault(error.errors(include_url=False, include_input=False)[0])
+        raise ApiError(400, message, param=param, code=code) from None
 
 
 async def large_json_response(make: Callable[[], dict[str, Any]]) -> Response:

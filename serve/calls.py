@@ -6,8 +6,8 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Any, TypeVar
 
@@ -16,9 +16,9 @@ from litserve.specs.base import LitSpec
 from litserve.utils import ResponseBufferItem
 from pydantic import BaseModel
 
-from serve.bodies import in_thread, read_body
-from serve.errors import ApiError, worker_lost
-from serve.worker import Answer, Cancel, InvalidRequest
+from serve.bodies import read_body
+from serve.errors import ApiError, internal_error, worker_lost
+from serve.messages import Answer, Cancel
 
 log = logging.getLogger(__name__)
 
@@ -44,20 +44,8 @@ class Deadline:
     def left(self) -> float:
         return self._seconds - self.spent()
 
-    @asynccontextmanager
-    async def limit(self) -> AsyncIterator[None]:
-        """Context manager that cancels its body when the time is up.
-
-        Raises:
-            ApiError: the time is up (504).
-        """
-        try:
-            async with asyncio.timeout(self.left()):
-                yield
-        except TimeoutError:
-            raise self.passed() from None
-
     def passed(self) -> ApiError:
+        """The error for whoever still waits when the time is up (504)."""
         message = f"not finished within {self._seconds:g} s: ask for less at once, or later."
         return ApiError(504, message, code="deadline_exceeded")
 
@@ -68,21 +56,20 @@ class Call:
     def __init__(self, uid: int) -> None:
         self.uid = uid
         self.answer: Any = None
-        self._ended = False
-        self._failure: ApiError | None = None
-        self._news = asyncio.Event()
+        self.failure: ApiError | None = None
+        self.over = asyncio.Event()
 
     def end(self, failure: ApiError | None = None) -> None:
-        """Marks the call as ended, with the error for whoever waits for the answer, if any."""
-        if not self._ended:
-            self._ended, self._failure = True, failure
-            self._news.set()
+        """Marks the call as over, with the error for whoever waits for the answer, if any."""
+        if not self.over.is_set():
+            self.failure = failure
+            self.over.set()
 
     async def result(self) -> Any:
         """Waits for the answer of a request that has one."""
-        await self._news.wait()
-        if self._failure is not None:
-            raise self._failure
+        await self.over.wait()
+        if self.failure is not None:
+            raise self.failure
         return self.answer
 
 
@@ -107,7 +94,8 @@ class WorkerSpec(LitSpec):
         self.calls: dict[int, Call] = {}
         self._uids = count()
         self._reader: asyncio.Task[None] | None = None
-        self._lost: Callable[[], ApiError] | None = None
+        self.is_alive = True
+        """False once the worker is lost."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {"api_path": self.api_path}  # all that the worker's copy is asked for
@@ -115,11 +103,6 @@ class WorkerSpec(LitSpec):
     @property
     def stream(self) -> bool:
         return True
-
-    @property
-    def is_alive(self) -> bool:
-        """False once the worker is lost."""
-        return self._lost is None
 
     def add_route(self, path: str, kind: type[B], handle: Handle[B]) -> None:
         """Adds ``POST path``, whose JSON body is checked as ``kind``; errors are answered in the format of OpenAI's."""
@@ -129,6 +112,9 @@ class WorkerSpec(LitSpec):
                 return await handle(await read_body(request, kind), request)
             except ApiError as error:
                 return error.response()
+            except Exception:
+                log.exception("a request failed")
+                return internal_error().response()
 
         self.add_endpoint(path, endpoint, ["POST"])
 
@@ -139,13 +125,8 @@ class WorkerSpec(LitSpec):
             ApiError: the worker is lost (503), refuses (400) or fails (500), or the deadline has passed (504).
         """
         with self.registered(Call(next(self._uids)), deadline) as call:
-            sending = asyncio.ensure_future(in_thread(self.send, call.uid, payload))  # to pickle much takes time
-            try:
-                await asyncio.shield(sending)
-                return await call.result()
-            finally:
-                if not sending.done():  # the cancellation must come behind what it cancels
-                    sending.add_done_callback(lambda _: self.send(call.uid, Cancel()))
+            self.send(call.uid, payload)
+            return await call.result()
 
     @contextmanager
     def registered(self, call: C, deadline: Deadline) -> Iterator[C]:
@@ -153,8 +134,8 @@ class WorkerSpec(LitSpec):
 
         At its deadline a call ends also if nobody reads it: a client that stopped reading would keep slots.
         """
-        if self._lost is not None:
-            raise self._lost()
+        if not self.is_alive:
+            raise worker_lost()
         loop = asyncio.get_running_loop()
         if self._reader is None:
             self._reader = loop.create_task(self._read())
@@ -164,50 +145,38 @@ class WorkerSpec(LitSpec):
             yield call
         finally:
             timer.cancel()
-            self._cancel(call)
+            self.end(call)
 
-    def end(self, call: Call, error: ApiError) -> None:
-        """Cancels a call, with the error for who waits for it."""
-        self._cancel(call)
-        call.end(error)
+    def end(self, call: Call, failure: ApiError | None = None) -> None:
+        """Ends a call, with the error for who waits for it, and cancels what the worker still has of it."""
+        if self.calls.pop(call.uid, None) is not None:
+            self.send(call.uid, Cancel())
+        call.end(failure)
 
-    def fail_all(self, reason: Callable[[], ApiError]) -> None:
-        """Ends all calls with ``reason()`` as their error, and refuses later ones with it."""
-        self._lost = reason
+    def lose(self) -> None:
+        """The worker is lost: ends all calls with 503, and refuses later ones."""
+        self.is_alive = False
         for call in list(self.calls.values()):
-            self.forget(call)
-            call.end(reason())
+            self.end(call, worker_lost())
 
     def send(self, uid: int, payload: Any) -> None:
         """Sends a message of a call to the worker."""
-        if self._lost is not None:
+        if not self.is_alive:
             return
         try:
             self.request_queue.put((self.response_queue_id, uid, time.monotonic(), payload))
         except (EOFError, OSError):  # the process that holds LitServe's queues is gone
-            self._lost = worker_lost
-
-    def forget(self, call: Call) -> None:
-        """Removes a call that the worker is done with."""
-        del self.calls[call.uid]
+            self.is_alive = False
 
     def handle(self, message: Any) -> None:
         """Takes one message of the worker."""
-        if (call := self.calls.get(message.uid)) is None:
+        if (call := self.calls.pop(message.uid, None)) is None:
             return  # cancelled meanwhile
-        self.forget(call)
         if isinstance(message, Answer):
             call.answer = message.data
             call.end()
-        elif isinstance(reason := message.reason, InvalidRequest):
-            call.end(ApiError(400, reason.message, param=reason.param, code=reason.code))
         else:
-            call.end(ApiError(500, reason, code="worker_error"))
-
-    def _cancel(self, call: Call) -> None:
-        if call.uid in self.calls:
-            self.forget(call)
-            self.send(call.uid, Cancel())
+            call.end(ApiError(message.status, message.message, param=message.param, code=message.code))
 
     async def _read(self) -> None:
         buffer = ResponseBufferItem(asyncio.Event(), response_queue=deque())

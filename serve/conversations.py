@@ -1,4 +1,5 @@
-"""Checks conversations and encodes them as prompt tokens, with the turns as the policy's training wrote them."""
+"""Checks conversations and encodes them as prompt tokens, with the turns as the policy's training wrote them; what
+cannot be served is an ``ApiError`` (400)."""
 
 from __future__ import annotations
 
@@ -54,11 +55,7 @@ class Conversation:
 
     @classmethod
     def of(cls, messages: Sequence[Message]) -> Conversation:
-        """Reads messages; consecutive ones of the user, and of an assistant without calls, are joined.
-
-        Raises:
-            ApiError: an order of messages that is not served, or calls and results that do not match (400).
-        """
+        """Reads messages; consecutive ones of the user, and of an assistant without calls, are joined."""
         first, *others = messages
         system = first.text if first.role in ("system", "developer") else None
         turns = messages if system is None else others
@@ -129,11 +126,8 @@ class Renderer:
         Args:
             tools: the tools that the assistant may call, as chat templates take them.
             prefill: begin the next turn with the template's prefill.
-
-        Raises:
-            ApiError: tools that this model cannot call, or a conversation that its template refuses (400).
         """
-        template, tokenizer = self.model.template, self.model.tokenizer
+        template = self.model.template
         if conversation.system is not None:
             template = replace(template, system=conversation.system)
         try:
@@ -141,10 +135,10 @@ class Renderer:
                 self.model.tools.parser.check({tool["function"]["name"]: tool for tool in tools})
         except ValueError as error:
             raise bad_request("tools", str(error)) from None
-        if template.through_chat(tokenizer):
+        if self.runs_template:
             text = self._through_chat_template(self._messages(template, conversation.exchanges), tools)
             text += template.prefill if prefill else ""
-            return list(tokenizer(text, add_special_tokens=False).input_ids)
+            return list(self.model.tokenizer(text, add_special_tokens=False).input_ids)
         return self._as_text(template, conversation.exchanges, tools, prefill=prefill)
 
     @property
@@ -154,11 +148,7 @@ class Renderer:
 
     @contextmanager
     def time_limit(self) -> Iterator[None]:
-        """Context manager that ends a chat template which loops, in the thread that renders it.
-
-        Raises:
-            ApiError: it took too long (400).
-        """
+        """Context manager that ends a chat template which loops, in the thread that renders it."""
         if not self.runs_template:
             yield
             return
@@ -173,21 +163,18 @@ class Renderer:
         timer.daemon = True
         timer.start()
         try:
-            yield
+            try:
+                yield
+            finally:  # where the interruption may still arrive
+                with lock:
+                    over = True
+                timer.cancel()
         except _TooSlow:
             raise _bad(f"the model's chat template takes more than {_TEMPLATE_S:g} s to write them.") from None
-        finally:
-            with lock:
-                over = True
-            timer.cancel()
 
     def call_text(self, call: Call) -> str:
-        """The text of a call in the prompt: of one that the chat template writes, the name and the arguments.
-
-        Raises:
-            ApiError: it cannot be written (400).
-        """
-        if self.model.template.through_chat(self.model.tokenizer) and self._writes_calls:
+        """The text of a call in the prompt: of one that the chat template writes, the name and the arguments."""
+        if self.runs_template and self._writes_calls:
             return call.name + json.dumps(call.arguments, ensure_ascii=False)
         return self._written(call)
 
@@ -202,7 +189,7 @@ class Renderer:
         """The text about tools in the prompt; of tools that a chat template describes, their schemas."""
         if not tools:
             return ""
-        if self.model.template.through_chat(self.model.tokenizer):
+        if self.runs_template:
             return json.dumps(tools, ensure_ascii=False) if self._takes_tools else self.model.tools.told(tools)
         return self.model.tools.plain.tools.replace("{tools}", listed(tools))
 

@@ -11,7 +11,6 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from grpo_pl.openai_format.answers import error_body
-from grpo_pl.openai_format.fields import field_fault
 
 log = logging.getLogger(__name__)
 
@@ -54,24 +53,18 @@ def bad_request(param: str, message: str, *, code: str = "invalid_value") -> Api
 
 
 def check_model(asked: str | None, served: str) -> None:
-    """Refuses a request for another model than the served one; None asks for the served one.
-
-    Raises:
-        ApiError: the names differ (404).
-    """
+    """Refuses a request for another model than the served one (404); None asks for the served one."""
     if asked not in (None, served):
         message = f"there is no model {asked!r} here, only {served!r}."
         raise ApiError(404, message, code="model_not_found", param="model")
 
 
+def internal_error() -> ApiError:
+    return ApiError(500, "internal error; the server's log has the details.", code="internal_error")
+
+
 def worker_lost() -> ApiError:
     return ApiError(503, "a worker process of the server ended; the server is shutting down.", code="worker_lost")
-
-
-def from_fault(fault: Mapping[str, Any]) -> ApiError:
-    """The ``ApiError`` for one of pydantic's ``errors()``, with the path of the field as ``param``."""
-    message, param, code = field_fault(fault)
-    return ApiError(400, message, param=param, code=code)
 
 
 def install_handlers(app: FastAPI) -> None:
@@ -87,4 +80,4 @@ def install_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def on_bug(request: Request, error: Exception) -> Response:
-        return ApiError(500, "internal error; the server's log has the details.", code="internal_error").response()
+        return internal_error().response()

@@ -1,11 +1,34 @@
-"""Messages between the HTTP process and the worker that holds the model."""
+"""Messages between the HTTP process and the workers."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from grpo_pl.rollout.grammars import Grammar
 from grpo_pl.rollout.native.continuous import SequenceOptions
-from serve.grammars import Grammar
+
+
+class Cancel(NamedTuple):
+    """Message that a request is cancelled, or only its completions with these indices."""
+
+    indices: frozenset[int] | None = None
+
+
+class Answer(NamedTuple):
+    """The complete answer to a request."""
+
+    uid: int
+    data: Any
+
+
+class Failure(NamedTuple):
+    """The end of a request that failed, with the error for its client."""
+
+    uid: int
+    message: str
+    status: int = 500
+    param: str | None = None
+    code: str = "worker_error"
 
 
 class Part(NamedTuple):
@@ -22,7 +45,11 @@ class Draw(NamedTuple):
     parts: list[Part]
     grammar: Grammar | None = None
     """Grammar that the completions must match; None for no grammar."""
-    evaluation: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number of completions."""
+        return len(self.parts) * len(self.parts[0].keys)
 
 
 class ScorePrompt(NamedTuple):
@@ -32,15 +59,15 @@ class ScorePrompt(NamedTuple):
     top: int
 
 
-class Joined(NamedTuple):
-    """Message that so many further completions of a request have got a slot, and the name of the weights."""
-
-    uid: int
-    slots: int
-    version: str
-
-
 class Drew(NamedTuple):
-    """The tokens drawn in one step, as columns: request, index of the completion, and those of ``Drawn``."""
+    """The tokens drawn in one step by one policy, as columns: request, index of the completion, those of ``Drawn``."""
 
+    version: str
     columns: list[tuple[Any, ...]]
+
+
+class Followed(NamedTuple):
+    """The name of new weights, or why the newest checkpoint is passed over."""
+
+    version: str
+    error: str = ""

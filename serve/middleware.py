@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable
 from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
@@ -24,7 +25,6 @@ from serve.settings import ServeSettings
 
 _HEAD_BYTES = 1 << 16
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
-_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
 _HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -33,15 +33,18 @@ _HEADERS = {
 }
 """Headers of every answer that does not set them itself."""
 
-_KEPT = ("vary", "access-control-allow-origin")
-"""Headers of a refusal in plain text that its JSON has as well."""
-
-ObserveFn = Callable[[str, int, float], None]
-"""Called as ``observe(route, status, seconds)`` after every request; ``other`` stands for all paths without a route."""
+_KEPT = ("vary", "access-control-allow-origin")  # headers of a refusal in plain text that its JSON has as well
+_CODES = {400: "invalid_host", 413: "body_too_large"}
 
 
-def middlewares(settings: ServeSettings, observe: ObserveFn) -> list[tuple[Any, dict[str, Any]]]:
-    """The layers of a server, the innermost first, as ``LitServer`` takes them."""
+def middlewares(
+    settings: ServeSettings, observe: Callable[[str, int, float], None]
+) -> list[tuple[Any, dict[str, Any]]]:
+    """The layers of a server, the innermost first, as ``LitServer`` takes them.
+
+    Args:
+        observe: called with route (``other`` without one), status and seconds of each request.
+    """
     layers: list[tuple[Any, dict[str, Any]]] = [
         (RequestBodyLimitMiddleware, {"max_body_size": settings.max_body_mb << 20})
     ]
@@ -49,12 +52,9 @@ def middlewares(settings: ServeSettings, observe: ObserveFn) -> list[tuple[Any, 
         layers.append((KeyCheck, {"key": settings.api_key}))
     layers.append((OwnHosts, {"settings": settings}))
     if settings.cors_origins:
-        cors: dict[str, Any] = {
-            "allow_origins": [origin.rstrip("/").lower() for origin in settings.cors_origins],
-            "allow_methods": ["GET", "POST"],
-            "allow_headers": ["*"],  # of the origins that are named; OpenAI's client sends a dozen x-stainless-*
-            "expose_headers": ["X-Request-ID", "Retry-After"],
-        }
+        cors: dict[str, Any] = {"allow_methods": ["GET", "POST"], "expose_headers": ["X-Request-ID", "Retry-After"]}
+        cors["allow_origins"] = settings.cors_origins
+        cors["allow_headers"] = ["*"]  # OpenAI's client sends a dozen x-stainless-*
         layers.append((CORSMiddleware, cors))
     return [*layers, (Answers, {"observe": observe})]
 
@@ -62,7 +62,7 @@ def middlewares(settings: ServeSettings, observe: ObserveFn) -> list[tuple[Any, 
 class Answers:
     """Gives each answer an id and cautious headers, refusals of the other layers the common format, and counts it."""
 
-    def __init__(self, app: ASGIApp, *, observe: ObserveFn) -> None:
+    def __init__(self, app: ASGIApp, *, observe: Callable[[str, int, float], None]) -> None:
         self._app, self._observe = app, observe
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,11 +88,9 @@ class Answers:
                 for name, value in _HEADERS.items():
                     told.setdefault(name, value)
             elif plain is not None:
-                codes = {400: "invalid_host", 413: "body_too_large"}
-                said = message.get("body", b"").decode(errors="replace") or "refused"
                 kept = {name: value for name, value in Headers(raw=plain["headers"]).items() if name in _KEPT}
-                plain = None
-                error = ApiError(status, f"{said.rstrip('.')}.", code=codes.get(status, "http_error"), headers=kept)
+                plain, said = None, message.get("body", b"").decode(errors="replace").rstrip(".")
+                error = ApiError(status, f"{said}.", code=_CODES.get(status, "http_error"), headers=kept)
                 await error.response()(scope, receive, answer)
                 return
             await send(message)
@@ -110,34 +108,39 @@ class Answers:
 
 class OwnHosts(TrustedHostMiddleware):
     """Refuses a ``Host`` that is no name of this server: a foreign page could let its own name lead here and read
-    answers (DNS rebinding). An address cannot be led elsewhere, so a server that listens on all of them takes any."""
+    answers (DNS rebinding). An address cannot be led elsewhere, so a server that listens on all of them takes any.
+    Refuses the requests of pages of other sites, too, which ``cors_origins`` does not name."""
 
     def __init__(self, app: ASGIApp, *, settings: ServeSettings) -> None:
         listening = [ip_address(address[0].partition("%")[0]) for _, address in settings.addresses]
-        self._anywhere = any(address.is_unspecified for address in listening)
+        self._anywhere, self._cors_origins = any(address.is_unspecified for address in listening), settings.cors_origins
         own = [socket.gethostname()] if any(not address.is_loopback for address in listening) else []
         names = ["localhost", "127.0.0.1", "[::1]", *own, *settings.allowed_hosts]
         names += [f"[{address}]" if address.version == 6 else str(address) for address in listening]
         super().__init__(app, allowed_hosts=names, www_redirect=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            hosts = Headers(scope=scope).getlist("host")
-            unnamed = not hosts and scope["http_version"] == "1.0"  # which has no such header; every browser sends it
-            if unnamed or scope["path"] == "/health" or (self._anywhere and len(hosts) == 1 and _is_address(hosts[0])):
-                await self.app(scope, receive, send)
-                return
-            if len(hosts) != 1:
-                error = ApiError(400, "send one `Host` header with the server's name.", code="invalid_host")
-                await error.response()(scope, receive, send)
-                return
-        await super().__call__(scope, receive, send)
+        if scope["type"] != "http" or scope["path"] == "/health":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        hosts, origin = headers.getlist("host"), headers.get("origin", "").lower()
+        app: ASGIApp = super().__call__
+        if not hosts and scope["http_version"] == "1.0":  # which has no such header; every browser sends it
+            app = self.app
+        elif len(hosts) != 1:
+            app = ApiError(400, "send one `Host` header with the server's name.", code="invalid_host").response()
+        elif origin and origin.partition("://")[2] != hosts[0].lower() and origin not in self._cors_origins:
+            message = f"pages of {origin} may not use this server, unless --cors-origin names it."
+            app = ApiError(403, message, code="foreign_origin").response()
+        elif self._anywhere and _is_address(hosts[0]):
+            app = self.app
+        await app(scope, receive, send)
 
 
 def _is_address(host: str) -> bool:
-    match = _HOST.fullmatch(host.strip().lower())
     try:
-        return match is not None and bool(ip_address(match[1].strip("[]")))
+        return bool(ip_address(urlsplit(f"//{host}").hostname or ""))
     except ValueError:
         return False
 

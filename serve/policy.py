@@ -7,9 +7,10 @@ import logging
 import math
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,14 +19,14 @@ import torch
 from grpo_pl.functional.argument_checks import check_at_least, check_positive
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.processes.variables import MODEL, clean_environment
+from grpo_pl.rollout.grammars import CompiledGrammar, Grammars, Unusable
 from grpo_pl.rollout.native.continuous import ContinuousBatch, Drawn, batch_of
 from grpo_pl.rollout.processors import TokenMask
 from grpo_pl.rollout.thinking import ThoughtMask
 from serve.completions import PolicySpec
-from serve.follow import Followed, Follower, NewWeights, version_id
-from serve.grammars import CompiledGrammar, Grammars, Unusable
-from serve.messages import Draw, Drew, Joined, Part, ScorePrompt
-from serve.worker import Answer, Cancel, Failure, InvalidRequest, Mailbox, Origin, WorkerAPI
+from serve.follow import Follower, NewWeights
+from serve.messages import Answer, Cancel, Draw, Drew, Failure, Followed, Part, ScorePrompt
+from serve.worker import Mailbox, Origin, WorkerAPI
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +35,6 @@ _STEP_S = 0.01
 _MOST_TOKENS = 16
 """Most tokens that a sequence gets in one step."""
 _DIVERGED = "the policy's logits are not finite: its weights have diverged."
-EVALUATIONS = 4
-"""Evaluations together get at most one in so many slots, so that chats find slots however many evaluations run."""
 
 
 class PolicyAPI(WorkerAPI):
@@ -90,19 +89,13 @@ class _Request:
 
     origin: Origin
     job: Draw
-    grammar: CompiledGrammar | None
     waiting: deque[int]
     """Indices of completions that have no slot yet."""
     running: dict[int, int] = field(default_factory=dict)
     """Index -> sequence in the batch."""
-    drawn: dict[int, list[int]] = field(default_factory=dict)
-    """Index -> tokens so far, of those that are running."""
-    masks: dict[int, TokenMask] = field(default_factory=dict)
-
-    def part(self, index: int) -> tuple[Part, int]:
-        """The prompt and the key of a completion."""
-        parts, n = self.job.parts, len(self.job.parts[0].keys)
-        return parts[index // n], parts[index // n].keys[index % n]
+    grammar: CompiledGrammar | None = None
+    has_begun: bool = False
+    """True once a completion has had a slot."""
 
 
 class Decoding:
@@ -116,12 +109,19 @@ class Decoding:
         self._scoring: deque[tuple[Origin, ScorePrompt]] = deque()  # one is handled per step
         self._owners: dict[int, tuple[_Request, int]] = {}  # by sequence: whose, and the index of its completion
         self._most_tokens = 1  # in the next step
-        self._batch: ContinuousBatch
-        self._take(weights)
+        self._newer: NewWeights | None = None
+        self._use(weights)
+
+    def _use(self, weights: NewWeights) -> None:
+        self._weights, self._version = weights, weights.model.version
+        self._batch = self._new_batch()
+
+    def _new_batch(self) -> ContinuousBatch:
+        return batch_of(replace(self._model, precision=self._weights.model.precision), self._weights.policy, self._size)
 
     def run(self) -> None:
         while True:
-            busy = len(self._batch) or self._line or self._scoring
+            busy = len(self._batch) or self._line or self._scoring or self._newer
             for origin, message in self._mailbox.take(wait_for_one=not busy):
                 self._receive(origin, message)
             self._fill()
@@ -132,7 +132,7 @@ class Decoding:
 
     def _receive(self, origin: Origin, message: Any) -> None:
         if isinstance(message, Draw):
-            request = _Request(origin, message, None, deque(range(len(message.parts) * len(message.parts[0].keys))))
+            request = _Request(origin, message, deque(range(message.size)))
             self._requests[origin] = request
             if message.grammar is None:
                 self._line[origin] = request
@@ -145,42 +145,41 @@ class Decoding:
         elif isinstance(message, Cancel):
             self._cancel(origin, message.indices)
         elif isinstance(message, NewWeights):
-            self._swap(message)
+            self._newer = message
         elif isinstance(message, Followed):
             self._mailbox.tell(origin, message)
 
     def _enter_compiled(self, message: _Compiled) -> None:
-        request = message.request
-        if self._requests.get(request.origin) is not request:
+        request, grammar = message.request, message.request.job.grammar
+        if self._requests.get(request.origin) is not request or grammar is None:
             return  # cancelled meanwhile
         if isinstance(message.told, CompiledGrammar):
             request.grammar = message.told
             self._line[request.origin] = request
         else:
-            field_name = request.job.grammar.field if request.job.grammar is not None else None
-            self._fail(request, InvalidRequest(f"{field_name}: {message.told}", field_name, "invalid_value"))
+            self._fail(request, f"{grammar.field}: {message.told}", 400, grammar.field, "invalid_value")
 
     # --- joining ----------------------------------------------------------------------------------------------------
 
     def _fill(self) -> None:
         """Gives free slots to the requests with fewest completions in the batch, the earliest first."""
         free = self._size - len(self._batch)
-        if not free or not self._line:
+        if not free:
             return
-        share = max(1, self._size // EVALUATIONS)
-        share -= sum(len(request.running) for request in self._requests.values() if request.job.evaluation)
-        evaluations = 1  # prompts of evaluations that join in one step: many would delay the tokens of all others
-        granted: dict[_Request, int] = {}
-        heap = [(len(request.running), i, request) for i, request in enumerate(self._line.values())]
+        line = list(self._line.values())
+        if self._newer is not None:  # a request that has begun ends with the weights with which it began
+            line = [request for request in line if request.has_begun]
+            if not line and not len(self._batch):
+                self._use(self._newer)
+                self._newer = None
+                self._mailbox.tell(Origin(0, -1), Followed(self._version))
+                line = list(self._line.values())
+        granted: Counter[_Request] = Counter()
+        heap = [(len(request.running), i, request) for i, request in enumerate(line)]
         heapq.heapify(heap)
-        while free and heap:
+        while heap and granted.total() < free:
             has, i, request = heapq.heappop(heap)
-            if request.job.evaluation:
-                if not share or not (evaluations or request in granted):
-                    continue
-                share, evaluations = share - 1, evaluations - (request not in granted)
-            granted[request] = granted.get(request, 0) + 1
-            free -= 1
+            granted[request] += 1
             if granted[request] < len(request.waiting):
                 heapq.heappush(heap, (has + 1, i, request))
         for request, slots in granted.items():
@@ -188,11 +187,16 @@ class Decoding:
 
     def _join(self, request: _Request, indices: Sequence[int]) -> None:
         """Lets completions of a request join the batch, those of one prompt together."""
+        request.has_begun = True
+        n = len(request.job.parts[0].keys)
         try:
-            for part in request.job.parts:
-                mine = [i for i in indices if request.part(i)[0] is part]
-                if mine:
-                    self._add(request, part, mine)
+            for p, mine in groupby(indices, lambda i: i // n):
+                part, places = request.job.parts[p], list(mine)
+                keys = [part.keys[i % n] for i in places]
+                masks = self._masks(request, part, len(keys))
+                sequences = self._batch.add(part.prompt_ids, keys, part.options, masks)
+                for i, sequence in zip(places, sequences, strict=True):
+                    request.running[i], self._owners[sequence] = sequence, (request, i)
         except (ValueError, Unusable) as error:
             self._fail(request, str(error))
         except Exception:  # the model's own code may fail: this request is lost, the server goes on
@@ -201,17 +205,6 @@ class Decoding:
         else:
             if not request.waiting:
                 del self._line[request.origin]
-            self._mailbox.tell(request.origin, Joined(request.origin.uid, len(indices), self._version))
-
-    def _add(self, request: _Request, part: Part, indices: Sequence[int], drawn: Sequence[int] = ()) -> None:
-        keys = [request.part(i)[1] for i in indices]
-        masks = self._masks(request, part, len(keys))
-        sequences = self._batch.add(part.prompt_ids, keys, part.options, masks, drawn=drawn)
-        for place, (i, sequence) in enumerate(zip(indices, sequences, strict=True)):
-            request.running[i], self._owners[sequence] = sequence, (request, i)
-            request.drawn[i] = list(drawn)
-            if masks is not None:
-                request.masks[i] = masks[place]
 
     def _masks(self, request: _Request, part: Part, count: int) -> list[TokenMask] | None:
         if request.grammar is not None:
@@ -231,7 +224,7 @@ class Decoding:
             drawn = self._batch.step(self._most_tokens)
         except Exception:  # the model's own code may fail: this batch is lost, the server goes on
             log.exception("decoding failed; its requests are answered with 500")
-            for request in {id(request): request for request, _ in self._owners.values()}.values():
+            for request in {request for request, _ in self._owners.values()}:
                 self._fail(request, "decoding failed; the server's log has the details.")
             self._batch = self._new_batch()
             return
@@ -242,34 +235,30 @@ class Decoding:
 
     def _hand_out(self, drawn: Sequence[Drawn]) -> None:
         rows: dict[int, list[tuple[Any, ...]]] = {}  # by HTTP process
-        broken: dict[Origin, _Request] = {}
+        broken: set[_Request] = set()
         for sequence, tokens, logprobs, tops, finish in drawn:
             request, i = self._owners[sequence]
             if not all(map(math.isfinite, logprobs)):
-                broken[request.origin] = request
-            request.drawn[i] += tokens
+                broken.add(request)
             rows.setdefault(request.origin.consumer, []).append((request.origin.uid, i, tokens, logprobs, tops, finish))
             if finish is not None:
                 self._leave(request, [i])
-        for request in broken.values():
-            self._fail(request, _why_nothing_is_left(request))
+        for request in broken:
+            self._fail(request, *_why_nothing_is_left(request))
         for consumer, columns in rows.items():
-            self._mailbox.tell(Origin(consumer, -1), Drew(list(zip(*columns, strict=True))))
+            self._mailbox.tell(Origin(consumer, -1), Drew(self._version, list(zip(*columns, strict=True))))
 
     def _leave(self, request: _Request, indices: Iterable[int]) -> list[int]:
         """Forgets completions of a request; returns the sequences of those in the batch."""
-        sequences = []
-        for i in indices:
-            if i in request.running:
-                sequences.append(request.running.pop(i))
-                del self._owners[sequences[-1]], request.drawn[i]
-                request.masks.pop(i, None)
+        sequences = [request.running.pop(i) for i in indices if i in request.running]
+        for sequence in sequences:
+            del self._owners[sequence]
         if not request.running and not request.waiting:
             self._requests.pop(request.origin, None)
             self._line.pop(request.origin, None)
         return sequences
 
-    def _cancel(self, origin: Origin, indices: frozenset[int] | None) -> None:
+    def _cancel(self, origin: Origin, indices: frozenset[int] | None = None) -> None:
         """Ends all completions of a request (None), or some, wherever they are."""
         self._scoring = deque(each for each in self._scoring if each[0] != origin)
         if (request := self._requests.get(origin)) is None:
@@ -280,9 +269,9 @@ class Decoding:
             self._line.pop(origin, None)
         self._batch.remove(self._leave(request, gone))
 
-    def _fail(self, request: _Request, reason: str | InvalidRequest) -> None:
-        self._cancel(request.origin, None)
-        self._mailbox.tell(request.origin, Failure(request.origin.uid, reason))
+    def _fail(self, request: _Request, *error: Any) -> None:
+        self._cancel(request.origin)
+        self._mailbox.tell(request.origin, Failure(request.origin.uid, *error))
 
     def _score_one(self) -> None:
         """Scores one of the prompts whose log-probabilities were asked for."""
@@ -299,29 +288,6 @@ class Decoding:
             told = Answer(origin.uid, scored) if finite else Failure(origin.uid, _DIVERGED)
         self._mailbox.tell(origin, told)
 
-    # --- weights ----------------------------------------------------------------------------------------------------
-
-    def _take(self, weights: NewWeights) -> None:
-        self._weights, self._version = weights, version_id(weights.model)
-        self._batch = self._new_batch()
-
-    def _new_batch(self) -> ContinuousBatch:
-        return batch_of(replace(self._model, precision=self._weights.model.precision), self._weights.policy, self._size)
-
-    def _swap(self, weights: NewWeights) -> None:
-        """Changes the weights between two steps: completions go on behind what they have drawn."""
-        going = list(self._owners.values())
-        self._take(weights)
-        self._owners.clear()
-        for request, i in going:
-            drawn = request.drawn[i]
-            try:
-                self._add(request, request.part(i)[0], [i], drawn)
-            except Exception as error:
-                log.exception("a completion could not go on with new weights")
-                self._fail(request, str(error))
-        self._mailbox.tell(Origin(0, -1), Followed(self._version))
-
 
 class _Compiled(NamedTuple):
     """Message of a thread that has compiled the grammar of a request, or the reason why it did not."""
@@ -330,13 +296,13 @@ class _Compiled(NamedTuple):
     told: CompiledGrammar | str
 
 
-def _why_nothing_is_left(request: _Request) -> str | InvalidRequest:
-    """The reason for the failure of a request whose log-probabilities are not finite."""
-    job = request.job
-    if request.grammar is not None and job.grammar is not None and request.grammar.error:
-        why = f"the grammar is too complex to follow: {request.grammar.error}"
-        return InvalidRequest(f"{job.grammar.field}: {why.rstrip('.')}.", job.grammar.field, "invalid_value")
-    if request.grammar is not None or job.parts[0].options.logits is not None:
+def _why_nothing_is_left(request: _Request) -> tuple[Any, ...]:
+    """The error of a request whose log-probabilities are not finite."""
+    job, grammar = request.job, request.grammar
+    if grammar is not None and job.grammar is not None and grammar.error:
+        message = f"{job.grammar.field}: the grammar is too complex to follow: {grammar.error.rstrip('.')}."
+        return message, 400, job.grammar.field, "invalid_value"
+    if grammar is not None or job.parts[0].options.logits is not None:
         message = "bad_words, min_tokens and the grammar exclude every token: nothing is left to draw."
-        return InvalidRequest(message, None, "invalid_value")
-    return _DIVERGED
+        return message, 400, None, "invalid_value"
+    return (_DIVERGED,)

@@ -7,21 +7,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from grpo_pl.environments.call_reader import CallReader
 from grpo_pl.environments.tool_calls import Call
-from grpo_pl.functional.sampling import row_key
+from grpo_pl.evaluation.problems import EvalProblem
 from grpo_pl.openai_format.messages import FunctionTool, Message
 from grpo_pl.policy.trained import ServedModel
-from grpo_pl.rollout.decoding import row_keys
+from grpo_pl.rollout.decoding import row_keys, sample_keys
+from grpo_pl.rollout.grammars import MAX_GRAMMAR, Grammar, Unusable, check_schema
 from grpo_pl.rollout.native.continuous import SequenceOptions
 from grpo_pl.rollout.processors import LogitOptions
-from grpo_pl.types import SampleKey, SamplingParams
+from grpo_pl.types import SamplingParams
 from serve.bodies import in_thread
 from serve.conversations import Conversation, Renderer
 from serve.errors import ApiError, bad_request
-from serve.grammars import MAX_GRAMMAR, Grammar, Unusable, check_schema
 from serve.messages import Part
-from serve.schemas import EvalProblem, Sampling
+from serve.schemas import Sampling
 from serve.settings import MAX_TOKENS
 
 _SCALARS = ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p", "min_tokens")
@@ -33,7 +32,8 @@ _CHARS_PER_TOKEN = 64  # no text with more characters than this per token of con
 
 
 class Prompts:
-    """Encodes prompts for one model; refuses unknown characters and tokens, and prompts that exceed the context."""
+    """Encodes prompts for one model. What it cannot encode is an ``ApiError`` (400): unknown characters and tokens, and
+    prompts that exceed the context."""
 
     def __init__(self, model: ServedModel) -> None:
         self.model, self._renderer = model, Renderer(model)
@@ -45,13 +45,8 @@ class Prompts:
         """Prompt tokens of a conversation that ends with the user's turn, or a tool's.
 
         Args:
-            messages: the conversation.
             tools: the tools that the answer may call.
             prefill: begin the answer with the template's prefill.
-
-        Raises:
-            ApiError: see ``Conversation.of`` and ``Renderer.tokens``; or an unknown character, or a prompt that is too
-                long (400).
         """
         conversation, schemas = Conversation.of(messages), [tool.for_template for tool in tools]
         said = "".join(message.text for message in messages)
@@ -67,16 +62,8 @@ class Prompts:
 
         return await self._encode(said, encode, "messages", slow=bool(schemas) or self._renderer.runs_template)
 
-    def reader(self, tools: Sequence[FunctionTool], *, several: bool) -> CallReader:
-        """A new reader that separates calls of these tools from text, for one answer."""
-        return CallReader(self.model.tools.parser, {tool.name: tool.for_template for tool in tools}, several=several)
-
     def call_grammar(self, tools: Sequence[FunctionTool], *, several: bool) -> Grammar:
-        """The grammar of an answer that must call one of these tools and holds nothing else.
-
-        Raises:
-            ApiError: the policy's form of calls has no grammar, or the grammar takes too much (400).
-        """
+        """The grammar of an answer that must call one of these tools and holds nothing else."""
         rules = [f"call{i}" for i in range(len(tools))]
         try:
             for tool in tools:
@@ -107,9 +94,6 @@ class Prompts:
 
         Args:
             name: index of a problem -> its name in error messages.
-
-        Raises:
-            ApiError: an unknown character, a problem that is too long, or a token id that the model lacks (400).
         """
         logits, parts, tokenizer = self.logits(sampling), [], self.model.tokenizer
         for i, problem in enumerate(problems):
@@ -124,11 +108,7 @@ class Prompts:
         return parts
 
     async def from_raw(self, prompt: str | Sequence[int]) -> list[int]:
-        """Tokens of a prompt that is used without the template.
-
-        Raises:
-            ApiError: an unknown character or token id, or a prompt that is empty or too long (400).
-        """
+        """Tokens of a prompt that is used without the template."""
         if isinstance(prompt, str):
             return await self._encode(prompt, lambda: list(self.model.tokenizer(prompt).input_ids), "prompt")
         ids = self._check_tokens(list(prompt), "prompt")
@@ -136,11 +116,7 @@ class Prompts:
         return ids
 
     def logits(self, request: Sampling) -> LogitOptions | None:
-        """The changes to logits that a request asks for; None if it asks for none.
-
-        Raises:
-            ApiError: a token that the model does not have.
-        """
+        """The changes to logits that a request asks for; None if it asks for none."""
         bias = tuple((int(token), value) for token, value in request.logit_bias.items())
         self.check_ids([token for token, _ in bias], "logit_bias")
         words = tuple(ids for word in request.bad_words for ids in self._spellings(word))
@@ -163,9 +139,6 @@ class Prompts:
             logits: from ``logits``, which is the same for all prompts of a request.
             seed: identifies the samples together with ``prompt_id``; see ``sample_keys``.
             templated: the completion begins as in training, so that the thinking budget of training applies.
-
-        Raises:
-            ApiError: prompt and completion would exceed the model's context, or ``min_tokens`` the length (400).
         """
         context, wanted, trained = self.model.context, request.length, self.model.sampling
         most = (context or 1 << 30) - len(prompt_ids)
@@ -192,11 +165,7 @@ class Prompts:
         return Part(prompt_ids, keys, SequenceOptions(sampling=sampling, logits=logits))
 
     def check_ids(self, tokens: Sequence[int], param: str) -> None:
-        """Refuses token ids that the model does not have.
-
-        Raises:
-            ApiError: one of them.
-        """
+        """Refuses token ids that the model does not have."""
         size = len(self.model.tokenizer)
         bad = next((token for token in tokens if not 0 <= token < size), None)
         if bad is not None:
@@ -237,22 +206,14 @@ class Prompts:
                 raise self._too_long(f"more than {context} tokens", param)
 
     def of_text(self, text: str, special: bool) -> list[int]:
-        """The tokens of a text for ``/tokenize``.
-
-        Raises:
-            ApiError: it is too long, or has a character that the tokenizer does not know (400).
-        """
+        """The tokens of a text for ``/tokenize``."""
         if len(text) > MAX_TOKENS:
             raise bad_request("prompt", f"give at most {MAX_TOKENS:,} characters.")
         self.check_characters(text, "prompt")
         return list(self.model.tokenizer(text, add_special_tokens=special).input_ids)
 
     def check_characters(self, text: str, param: str) -> None:
-        """Refuses a text with a character that the tokenizer would drop or replace.
-
-        Raises:
-            ApiError: names the first such character (400).
-        """
+        """Refuses a text with a character that the tokenizer would drop or replace, and names the first one."""
         parts = (text[first : first + _SLICE] for first in range(0, len(text), _SLICE))  # other threads run in between
         asked = set[str]().union(*map(set, parts))
         if unknown := asked - self.known(asked):
@@ -282,15 +243,3 @@ class Prompts:
     def _too_long(self, size: str, param: str) -> ApiError:
         message = f"the prompt has {size}, and the model's context is {self.model.context} tokens."
         return bad_request(param, message, code="context_length_exceeded")
-
-
-def sample_keys(prompt_ids: Sequence[int], *, seed: int, n: int, prompt_id: int | str | None = None) -> list[SampleKey]:
-    """Keys of ``n`` samples outside training: split ``predict``, step 0, and ``prompt_id`` or a hash of the tokens.
-
-    Together with the weights they determine the completions, so any engine reproduces what the server drew.
-    """
-    if prompt_id is None:
-        name = row_key("prompt", *prompt_ids)
-    else:
-        name = prompt_id if isinstance(prompt_id, int) else row_key("id", prompt_id)
-    return [SampleKey(seed=seed, split="predict", step=0, attempt=0, prompt_id=name, sample=i) for i in range(n)]

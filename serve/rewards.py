@@ -14,22 +14,23 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from grpo_pl.config.objects import build_rewards
+from grpo_pl.config.objects import build_rewards, closed_rewards
 from grpo_pl.functional.argument_checks import check_at_least, check_positive
 from grpo_pl.policy.tokenizer import end_of_text
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.processes.variables import clean_environment
-from grpo_pl.rewards.base import MissingColumn
+from grpo_pl.rewards.base import MissingColumn, needs_of
 from grpo_pl.rewards.sandbox.task_queue import CALLER, Caller
+from grpo_pl.rewards.score_items import ScoreItems, score_items
 from serve.bodies import in_thread, large_json_response
 from serve.calls import Deadline, QueueFull, WorkerSpec
 from serve.errors import bad_request, check_model
+from serve.messages import Answer, Cancel, Failure
 from serve.metrics import ServerMetrics
 from serve.schemas import ScoreRequest
-from serve.score_items import ScoreItems, score_items
-from serve.scoring import group_objective, needed_columns
+from serve.scoring import group_objective
 from serve.streaming import while_connected
-from serve.worker import Answer, Cancel, Failure, InvalidRequest, Mailbox, Origin, WorkerAPI
+from serve.worker import Mailbox, Origin, WorkerAPI
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +80,12 @@ class RewardAPI(WorkerAPI):
             reward.start()
 
     def work(self, mailbox: Mailbox) -> None:
-        signal.signal(signal.SIGTERM, lambda number, frame: self._end())
+        def end(*_: Any) -> None:
+            for reward in self._rewards:
+                reward.close()
+            os._exit(0)
+
+        signal.signal(signal.SIGTERM, end)
         callers: dict[Origin, Caller] = {}
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="score") as threads:
             while True:
@@ -93,11 +99,6 @@ class RewardAPI(WorkerAPI):
                         caller.leave()
                 mailbox.flush()
 
-    def _end(self) -> None:
-        for reward in self._rewards:
-            reward.close()
-        os._exit(0)
-
     def _answer(self, origin: Origin, job: ScoreItems, mailbox: Mailbox, callers: dict[Origin, Caller]) -> None:
         caller = callers[origin]
         CALLER.set(caller)
@@ -110,7 +111,7 @@ class RewardAPI(WorkerAPI):
                 items += score_items(self._rewards, job, slice(first, first + step))
             mailbox.wake(Answer(origin.uid, items), origin)
         except MissingColumn as error:  # a fault of the request
-            mailbox.wake(Failure(origin.uid, InvalidRequest(str(error))), origin)
+            mailbox.wake(Failure(origin.uid, str(error), 400, "items", "missing_column"), origin)
         except CancelledError:  # nobody waits for an answer
             pass
         except Exception as error:  # a reward may be a user's code: only this request fails
@@ -127,14 +128,12 @@ class RewardSpec(WorkerSpec):
     def __init__(self, model: ServedModel, *, deadline: float, max_queue: int) -> None:
         super().__init__(SCORE, deadline=deadline, max_queue=max_queue)
         self.model, self.metrics = model, ServerMetrics()
-        self._needs, self._objective = needed_columns(model), group_objective(model.algorithm)
+        self.built = closed_rewards(model.rewards, trust_rewards=model.trust_rewards)
+        """The rewards, closed: the worker has its own."""
+        self._needs, self._objective = needs_of(self.built), group_objective(model.algorithm)
         self._asking = 0
         self._one_at_a_time = asyncio.Semaphore(1)  # prepares columns, to bound the memory that this takes
         self.add_route(SCORE, ScoreRequest, self._score)
-
-    async def score(self, items: ScoreItems, *, deadline: Deadline) -> list[Any]:
-        """The worker's result for each item, in order; raises as `ask` does."""
-        return list(await self.ask(items, deadline=deadline))
 
     async def _score(self, body: ScoreRequest, request: Request) -> Response:
         check_model(body.model, self.model.name)
@@ -151,10 +150,13 @@ class RewardSpec(WorkerSpec):
     async def _scored(self, body: ScoreRequest) -> list[Any]:
         deadline = Deadline(self.deadline)
         items = [{**item.__dict__, **(item.model_extra or {})} for item in body.items]
-        async with deadline.limit(), self._one_at_a_time:
-            columns = await in_thread(self._columns, items)
+        try:
+            async with asyncio.timeout(deadline.left()), self._one_at_a_time:
+                columns = await in_thread(self._columns, items)
+        except TimeoutError:
+            raise deadline.passed() from None
         completions, answers = ([item[name] for item in items] for name in ("completion", "answer"))
-        return await self.score(ScoreItems(completions, answers, columns), deadline=deadline)
+        return list(await self.ask(ScoreItems(completions, answers, columns), deadline=deadline))
 
     def _columns(self, items: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
         """All further fields of the items as columns, and those of training that the client does not give."""
@@ -163,7 +165,7 @@ class RewardSpec(WorkerSpec):
         questions = [item.get("question", item.get("problem", "")) for item in items]
         columns.setdefault("question", questions)
         columns.setdefault("prompt", [self._prompt(question) for question in questions])
-        if missing := set(self._needs) - columns.keys():
+        if missing := self._needs - columns.keys():
             tokens = self._tokens([item["completion"] for item in items], missing)
             filled: dict[str, list[Any]] = {"completion_ids": tokens, "completion_length": [len(ids) for ids in tokens]}
             columns |= {name: filled[name] for name in missing & filled.keys()}
@@ -174,11 +176,7 @@ class RewardSpec(WorkerSpec):
         return self.model.template.render(question, self.model.tokenizer) if rendered else ""
 
     def _tokens(self, completions: Sequence[str], missing: Collection[str]) -> list[list[int]]:
-        """The tokens that the policy would have written, the end token included.
-
-        Raises:
-            ApiError: the texts are longer than this server tokenises in one request (400).
-        """
+        """The tokens that the policy would have written, the end token included."""
         longest, total = max(map(len, completions)), sum(map(len, completions))
         if longest > _LONGEST or total > _TOGETHER:
             message = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -17,19 +16,17 @@ from pydantic import (
     model_validator,
 )
 
-from grpo_pl.data.cells import conversation_in, conversation_text
+from grpo_pl.evaluation.problems import MAX_COLUMNS, MAX_TEXT, EvalProblem, Seed
 from grpo_pl.openai_format import fields
 from grpo_pl.openai_format.fields import MAX_ITEMS, MAX_TOOLS, Body, Short, StopTexts, Text, at, by_type, chosen
 from grpo_pl.openai_format.messages import Conversing, FunctionTool, Message, StreamOptions
-from grpo_pl.types import Conversation
+from grpo_pl.rollout.grammars import MAX_GRAMMAR, Grammar
 from serve.errors import bad_request
-from serve.grammars import MAX_GRAMMAR, Grammar
-from serve.settings import MAX_COLUMNS, MAX_SAMPLES, MAX_TEXT, MAX_TOKENS
+from serve.settings import MAX_SAMPLES, MAX_TOKENS
 
 AnyText = Annotated[InstanceOf[str], Field(max_length=MAX_TEXT)]  # unlike `Text` it may hold lone surrogates
 _SMALLEST = 2.0**-126  # smaller 32-bit floats are zero or lose digits, and no token would be left to draw
 _FailFast = Field(fail_fast=True)  # one error for a list, not one per element: a body may hold hundreds of thousands
-Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 _TokenName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
@@ -155,11 +152,7 @@ class StructuredOutputs(Body):
 
 
 def _grammar(kind: Literal["json", "choice"], given: dict[str, Any] | list[str] | str, field: str) -> Grammar:
-    """The grammar of a schema or of choices, which stood in ``field``.
-
-    Raises:
-        ApiError: it has more than ``MAX_GRAMMAR`` characters (400).
-    """
+    """The grammar of a schema or of choices, which stood in ``field``."""
     text = given if isinstance(given, str) else json.dumps(given)
     if len(text) > MAX_GRAMMAR:
         what = "a schema" if kind == "json" else "all texts of choice"
@@ -250,62 +243,6 @@ class CompletionRequest(_GenerationRequest):
     @property
     def alternatives(self) -> int | None:
         return self.logprobs
-
-
-def _conversation(messages: list[Any]) -> Sequence[Mapping[str, Any]]:
-    read = conversation_in(messages)
-    for message in read:
-        if not str(message["content"]).isascii():
-            str(message["content"]).encode()  # a lone surrogate is a ValueError
-    return read
-
-
-_Conversation = Annotated[list[dict[str, Any]], Field(max_length=MAX_ITEMS), AfterValidator(_conversation)]
-
-
-class EvalProblem(Body):
-    """One problem of an evaluation; further fields are columns for the rewards."""
-
-    ignored = None
-    problem: Annotated[
-        Annotated[Text, Tag("a text")] | Annotated[_Conversation, Tag("a list")],
-        by_type("a text or a list of messages", {str: "a text", list: "a list"}),
-    ]
-    answer: Annotated[
-        Annotated[Text, Field(max_length=MAX_TEXT), Tag("a text")]
-        | Annotated[list[Any], Tag("a list")]
-        | Annotated[dict[str, Any], Tag("an object")],
-        by_type("a text", {str: "a text", list: "a list", dict: "an object"}),
-    ]
-    """The gold answer; completions against a list or an object have the status ``bad_gold``."""
-    id: (
-        Annotated[
-            Annotated[Seed, Tag("a number")] | Annotated[Text, Tag("a text")],
-            by_type("an integer or a text", {int: "a number", str: "a text"}),
-        ]
-        | None
-    ) = None
-
-    @property
-    def gold(self) -> str | None:
-        """The answer, or None for one that is no text."""
-        return self.answer if isinstance(self.answer, str) else None
-
-    @property
-    def asked(self) -> str | Conversation:
-        """The problem as templates read it."""
-        return self.problem if isinstance(self.problem, str) else tuple(self.problem)
-
-    @property
-    def question(self) -> str:
-        """The problem as text, as rewards see it."""
-        return self.asked if isinstance(self.asked, str) else conversation_text(self.asked)
-
-    @model_validator(mode="after")
-    def _few_columns(self) -> Self:
-        if len(self.model_extra or {}) > MAX_COLUMNS:
-            raise ValueError(f"give at most {MAX_COLUMNS} further fields")
-        return self
 
 
 class EvaluateRequest(Sampling):

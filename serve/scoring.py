@@ -1,21 +1,19 @@
-"""The rewards of a model, and the objective by which those of a group become advantages."""
+"""The objective by which the rewards of a group become advantages."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from grpo_pl.config.objects import build, build_rewards
+from grpo_pl.config.objects import build
 from grpo_pl.config.presets import preset_name
 from grpo_pl.config.terms import OBJECTIVE
 from grpo_pl.functional.advantages import masked_mean_std
 from grpo_pl.objective.algorithm import GRPOAlgorithm
-from grpo_pl.policy.trained import ServedModel
-from grpo_pl.rewards.base import Reward, needs_of
 from grpo_pl.rewards.trust import refuse_own_classes
 
 _BASELINES = {"group_mean": "reward − mean", "leave_one_out": "reward − mean of the others", "none": "reward"}
@@ -23,38 +21,14 @@ _SCALES = {"group_std": "({}) / (std + {:g})", "group_mean": "({}) / mean", "non
 _OWN = "an objective of its own"
 
 
-def needed_columns(model: ServedModel) -> Collection[str]:
-    """The columns that a model's rewards read, see ``Reward.needs``.
-
-    Raises:
-        ValueError: a reward cannot be built.
-    """
-    return needs_of(closed_rewards(model))
-
-
-def closed_rewards(model: ServedModel) -> list[Reward]:
-    """A model's rewards, closed at once: what they say of themselves can be read.
-
-    Raises:
-        ValueError: a reward cannot be built.
-    """
-    rewards = build_rewards(model.rewards, trust_rewards=model.trust_rewards)
-    for reward in rewards:
-        reward.close()
-    return rewards
-
-
 @dataclass(frozen=True, kw_only=True)
 class GroupObjective:
-    """The objective by which the rewards of one group become advantages.
-
-    Args:
-        trained: name of the objective of the training; "" where an export does not say.
-        algorithm: that objective, or GRPO where it needs more than the rewards of one group.
-    """
+    """The objective by which the rewards of one group become advantages."""
 
     trained: str
+    """Name of the objective of the training; "" where an export does not say."""
     algorithm: GRPOAlgorithm
+    """That objective, or GRPO where it needs more than the rewards of one group."""
 
     @property
     def name(self) -> str:
@@ -65,11 +39,11 @@ class GroupObjective:
         """The advantage in words; says where it is not that of the training."""
         a = self.algorithm
         formula = _SCALES[str(a.scale)].format(_BASELINES[str(a.baseline)], a.std_eps)
-        formula += ", of right samples only" if a.samples == "correct" else ""
-        other = self.trained not in ("", self.name)
-        return formula + (
-            f"; trained with {self.trained}, whose advantages cannot be shown for one group" if other else ""
-        )
+        if a.samples == "correct":
+            formula += ", of right samples only"
+        if self.trained not in ("", self.name):
+            formula += f"; trained with {self.trained}, whose advantages cannot be shown for one group"
+        return formula
 
     def advantages(self, rewards: Sequence[float | None], correct: Sequence[bool | None]) -> list[float | None]:
         """The advantage of each sample; None where the reward is None."""

@@ -15,10 +15,10 @@ import socket
 import string
 import sys
 import time
-import types
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import litserve
@@ -26,6 +26,7 @@ from fastapi import FastAPI, Response
 from fastapi.routing import APIRoute
 from litserve.utils import WorkerSetupStatus
 
+from grpo_pl.extras.report.page import whole_page
 from grpo_pl.policy.loading import choose_device
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.processes import resource_limits
@@ -33,12 +34,11 @@ from grpo_pl.processes.malloc import give_back_memory, share_arenas
 from grpo_pl.processes.variables import reduced_to
 from serve.calls import Deadline
 from serve.completions import CHAT
-from serve.errors import ApiError, check_model, install_handlers, json_response, worker_lost
+from serve.errors import ApiError, check_model, install_handlers, json_response
 from serve.evaluation import EvaluateRoute
 from serve.follow import first_checkpoint
 from serve.messages import Draw
 from serve.middleware import middlewares
-from serve.pages import page
 from serve.policy import PolicyAPI
 from serve.rewards import RewardAPI
 from serve.schemas import ChatRequest, EvaluateRequest
@@ -54,6 +54,13 @@ _GIVE_BACK_S = 10.0  # between two returns of freed memory to the system
 _CONNECTIONS = 1024  # or fewer, where the limit on open files is lower
 _RESERVE = 64  # descriptors for everything but connections
 _WARM_UP_CHARS = 16
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_HTML, _CSS, _JS = (Path(__file__).with_name(f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js"))
+_PAGE = whole_page(_HTML, title="grpo_pl", style=_CSS, script=_JS)
+_PAGE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
 
 
 class PolicyServer(litserve.LitServer):
@@ -105,14 +112,11 @@ class PolicyServer(litserve.LitServer):
     def _add_routes(self) -> None:
         routes = self.app.router.routes
         routes[:] = [route for route in routes if getattr(route, "path", "") != "/"]  # LitServe's own page
-        for method, path, handler in [
-            ("GET", "/v1/models", self._models),
-            ("GET", "/v1/models/{id:path}", self._one_model),
-            ("GET", "/ready", self._ready),
-            ("GET", "/metrics", self._metrics),
-            ("GET", "/", page),
-        ]:
-            self.app.add_api_route(path, handler, methods=[method])
+        self.app.get("/v1/models")(self._models)
+        self.app.get("/v1/models/{id:path}")(self._one_model)
+        self.app.get("/ready")(self._ready)
+        self.app.get("/metrics")(self._metrics)
+        self.app.get("/")(self._page)
         install_handlers(self.app)
 
     # --- routes -----------------------------------------------------------------------------------------------------
@@ -145,10 +149,15 @@ class PolicyServer(litserve.LitServer):
             **({"examples": list(self.model.examples)} if len(self.model.examples) > 1 else {}),
         }
 
+    async def _page(self) -> Response:
+        """The page to try the policy out, which may load nothing from elsewhere."""
+        headers = {"Content-Security-Policy": _PAGE_POLICY, "Referrer-Policy": "no-referrer"}
+        return Response(_PAGE, media_type="text/html; charset=utf-8", headers=headers)
+
     async def _metrics(self) -> Response:
         policy = self.policy
         self.metrics.running.set(policy.running)
-        self.metrics.waiting.set(policy.waiting(evaluation=False) + policy.waiting(evaluation=True))
+        self.metrics.waiting.set(policy.waiting)
         self.metrics.open.set(len(policy.calls) + len(self.rewards.calls))
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
@@ -161,9 +170,11 @@ class PolicyServer(litserve.LitServer):
             ValueError: the port is taken, or a worker did not start for a reason that its user can put right.
             ChildProcessError: a worker did not start or was lost.
         """
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _stop)
-        os.register_at_fork(after_in_child=_default_signals)
+        for number in _STOPPING:
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` sets it
+                signal.signal(number, _stop)
+        os.register_at_fork(after_in_child=_signals_of_a_fork)
+        open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         with _bound(self.settings) as listener:
             self._listener = listener
             try:
@@ -177,7 +188,7 @@ class PolicyServer(litserve.LitServer):
                     ws="none",
                     access_log=False,
                     server_header=False,
-                    limit_concurrency=_most_connections(),
+                    limit_concurrency=max(16, min(_CONNECTIONS, open_files - _RESERVE)),
                     **self.settings.tls,
                 )
             finally:
@@ -186,18 +197,13 @@ class PolicyServer(litserve.LitServer):
             raise ChildProcessError("a worker process was lost. Start the server again.")
 
     def launch_inference_worker(self, lit_api: WorkerAPI) -> list[Any]:
-        """Starts a worker with the listed variables only, and without what started the server."""
+        """Starts a worker with the listed variables only."""
         lit_api.share_complaint()
-        with _bare_main(), reduced_to(lit_api.environment()):
+        with reduced_to(lit_api.environment()):
             return list(super().launch_inference_worker(lit_api))
 
     def verify_worker_status(self) -> None:
-        """Waits until all workers are ready.
-
-        Raises:
-            ValueError: one did not start, for a reason that its user can put right.
-            ChildProcessError: one did not start.
-        """
+        """Waits until all workers are ready, or tells why one did not start."""
         while any(status != WorkerSetupStatus.READY for status in self.workers_setup_status.values()):
             failed = not all(worker.is_alive() for worker in self.inference_workers)
             for lit_api in (self.policy_api, self.reward_api):
@@ -220,14 +226,15 @@ class PolicyServer(litserve.LitServer):
         parent, loop = os.getppid(), asyncio.get_running_loop()
         resource_limits.end_with_parent(parent)  # it would answer on if the first process were killed
         sys.setswitchinterval(0.001)  # the event loop runs sooner while threads read large bodies
-        logging.getLogger("uvicorn.error").addFilter(_is_no_offer)
+        # not uvicorn's two lines about each request that offers HTTP/2, which advise to install WebSockets
+        logging.getLogger("uvicorn.error").addFilter(lambda r: "upgrade" not in r.msg and "WebSocket" not in r.msg)
 
         def lose(sentinel: int) -> None:
             loop.remove_reader(sentinel)
             log.error("a worker process ended; the server ends too.")
             self._lost.value = True
             for spec in (self.policy, self.rewards):
-                spec.fail_all(worker_lost)
+                spec.lose()
             loop.call_later(_LOST_S, os.kill, parent, signal.SIGTERM)
 
         async with super().lifespan(app):
@@ -279,11 +286,6 @@ async def _nothing() -> None:
     """Asks for nothing."""
 
 
-def _is_no_offer(record: logging.LogRecord) -> bool:
-    """False for uvicorn's two lines about each request that offers HTTP/2, which advise to install WebSockets."""
-    return "upgrade" not in record.msg and "WebSocket" not in record.msg
-
-
 async def _give_back_memory() -> None:
     """Returns to the system every few seconds what large bodies took."""
     while True:
@@ -293,24 +295,18 @@ async def _give_back_memory() -> None:
 
 def _stop(number: int, frame: Any) -> None:
     """Ends ``LitServer.run`` as Ctrl-C does; what follows is not interrupted."""
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, _ignore)  # SIG_IGN would complain of signals that have come already
+    for each in _STOPPING:
+        signal.signal(each, lambda *_: None)  # SIG_IGN would complain of signals that have come already
     raise KeyboardInterrupt
 
 
-def _ignore(number: int, frame: Any) -> None:
-    """Does nothing."""
-
-
-def _default_signals() -> None:
-    """In a forked process: signals that come before it sets its own handlers end it."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        if signal.getsignal(number) is _stop:
-            signal.signal(number, signal.SIG_DFL)
-
-
-def _most_connections() -> int:
-    return max(16, min(_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _RESERVE))
+def _signals_of_a_fork() -> None:
+    """Until a forked process sets its own handlers, signals end it, but for that of a terminal that closes: all get it,
+    and the first process ends the others."""
+    if signal.getsignal(signal.SIGTERM) is _stop:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 @contextmanager
@@ -331,18 +327,6 @@ def _bound(settings: ServeSettings) -> Iterator[socket.socket]:
             reason = error.strerror or str(error)
             raise ValueError(f"cannot listen on {address[0]}, port {address[1]}: {reason}. Choose another.") from None
         yield listener
-
-
-@contextmanager
-def _bare_main() -> Iterator[None]:
-    """Context manager: processes spawned within it do not import the program that started the server, which may import
-    much that a worker does not need."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
 
 
 def run_server(settings: ServeSettings) -> None:

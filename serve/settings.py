@@ -18,10 +18,6 @@ API_KEY = "GRPO_PL_API_KEY"
 
 MAX_SAMPLES = 64
 """Most completions of one prompt in one request."""
-MAX_COLUMNS = 64
-"""Most further fields of the items of one request."""
-MAX_TEXT = 1 << 20
-"""Most characters of one completion or gold answer."""
 MAX_TOKENS = 1 << 17
 """Most characters of ``/tokenize``, most tokens of ``/detokenize``."""
 
@@ -107,13 +103,11 @@ class ServeSettings:
 
     @property
     def allowed_hosts(self) -> list[str]:
-        """The names in ``allowed_host``."""
         return _parts(self.allowed_host)
 
     @property
     def cors_origins(self) -> list[str]:
-        """The origins in ``cors_origin``."""
-        return _parts(self.cors_origin)
+        return [origin.rstrip("/").lower() for origin in _parts(self.cors_origin)]
 
     @cached_property
     def addresses(self) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:

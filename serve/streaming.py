@@ -17,11 +17,8 @@ _PATIENCE_S = 30.0  # for a client that does not read its stream
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Awaits ``work`` and cancels it if the client disconnects. The request's body must have been read.
-
-    Raises:
-        ApiError: the client has disconnected (499), so the error reaches only the log.
-    """
+    """Awaits ``work`` and cancels it if the client disconnects (499, which nobody reads). The request's body must have
+    been read."""
     task, gone, over = asyncio.current_task(), False, False
     assert task is not None
 
@@ -47,10 +44,7 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 class EventStream(Response):
     """Sends server-sent events as ``events`` yields them; an ``ApiError`` before the first event is a usual answer.
-
-    HTTP/1.0 has no chunks: such a client gets all events at the end, with their length.
-
-    """
+    HTTP/1.0 has no chunks: such a client gets all events at the end, with their length."""
 
     media_type = "text/event-stream"
 
@@ -70,19 +64,16 @@ class EventStream(Response):
             return  # the connection is closed
 
     async def _send(self, send: Send) -> None:
-        whole: list[str] | None = [] if self._request.scope["http_version"] == "1.0" else None
+        if self._request.scope["http_version"] == "1.0":
+            whole = "".join([events async for events in self._events])
+            self._started = True
+            answer = Response(whole, headers={"Cache-Control": "no-cache"}, media_type=self.media_type)
+            await answer(self._request.scope, self._request.receive, send)
+            return
         async for events in self._events:
-            if whole is not None:
-                whole.append(events)
-                continue
             if not self._started:
                 self._started = True
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async with asyncio.timeout(_PATIENCE_S):
                 await send({"type": "http.response.body", "body": events.encode(), "more_body": True})
-        if whole is None:
-            await send({"type": "http.response.body", "body": b""})
-        else:
-            self._started = True
-            answer = Response("".join(whole), headers={"Cache-Control": "no-cache"}, media_type=self.media_type)
-            await answer(self._request.scope, self._request.receive, send)
+        await send({"type": "http.response.body", "body": b""})

@@ -10,7 +10,6 @@ import sys
 import threading
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
@@ -33,34 +32,6 @@ class Origin(NamedTuple):
 
     consumer: int
     uid: int
-
-
-class InvalidRequest(NamedTuple):
-    """A worker's reason for not serving a request that is the client's fault."""
-
-    message: str
-    param: str | None = "items"
-    code: str = "missing_column"
-
-
-class Cancel(NamedTuple):
-    """Message that a request is cancelled, or only its completions with these indices."""
-
-    indices: frozenset[int] | None = None
-
-
-class Answer(NamedTuple):
-    """The complete answer to a request."""
-
-    uid: int
-    data: Any
-
-
-class Failure(NamedTuple):
-    """The end of a request that failed, with the reason."""
-
-    uid: int
-    reason: str | InvalidRequest
 
 
 class Mailbox:
@@ -115,32 +86,15 @@ class Mailbox:
 class WorkerLoop(LitLoop):
     """Hands the whole process to the LitAPI, in place of LitServe's loops, which answer one request after the other."""
 
-    def run(
-        self,
-        lit_api: WorkerAPI,
-        device: str,
-        worker_id: int,
-        request_queue: Any,
-        transport: Any,
-        workers_setup_status: Mapping[str, str],
-        callback_runner: Any,
-    ) -> None:
+    def run(self, lit_api: Any, device: str, worker_id: int, request_queue: Any, transport: Any, *_: Any) -> None:
         lit_api.work(Mailbox(lit_api.api_path, self, request_queue, transport))
 
 
 class WorkerAPI(LitAPI):
-    """A LitAPI over a trained model whose one worker answers many requests at once.
+    """A LitAPI over a trained model whose one worker answers many requests at once."""
 
-    Args:
-        model: an exported folder, a run folder, or a checkpoint of a run; or the model that was found there.
-        trust_rewards: as in ``grpo-pl serve``.
-
-    Raises:
-        ValueError: there is no model, or it cannot be served.
-    """
-
-    def __init__(self, model: str | Path | ServedModel, *, trust_rewards: bool, **given: Any) -> None:
-        super().__init__(loop=WorkerLoop(), **given)
+    def __init__(self, model: str | Path | ServedModel, *, trust_rewards: bool) -> None:
+        super().__init__(loop=WorkerLoop())
         self.model = served_model(model, trust_rewards=trust_rewards)
         self.complaint: Any = None
         """Shared text in which ``PolicyServer`` reads why a worker did not start."""
@@ -161,7 +115,8 @@ class WorkerAPI(LitAPI):
         parent = multiprocessing.parent_process()
         if parent is not None and parent.pid is not None:
             resource_limits.end_with_parent(parent.pid)  # LitServe leaves workers behind when its own process is killed
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes, and LitServe's first ends this
+            for number in (signal.SIGINT, signal.SIGHUP):  # reach all processes, and the first one ends this
+                signal.signal(number, signal.SIG_IGN)
         try:
             if os.environ.get("LITSERVE_WORKER_ID", "0") != "0" or not isinstance(device, str):
                 raise ValueError(f"{type(self).__name__} has one worker on one device: start a server for each device.")
@@ -177,7 +132,7 @@ class WorkerAPI(LitAPI):
         gc.freeze()  # looking at all that imports have made would interrupt the work for a tenth of a second and more
 
     def share_complaint(self) -> None:
-        """Prepares ``complaint`` before the worker is started."""
+        """Makes ``complaint``, before the worker is started."""
         self.complaint = multiprocessing.get_context("spawn").Array("c", _LONGEST, lock=False)
 
     def health(self) -> bool:
@@ -186,11 +141,7 @@ class WorkerAPI(LitAPI):
 
 
 def served_model(model: str | Path | ServedModel, *, trust_rewards: bool) -> ServedModel:
-    """The model at a path, with a whole checkpoint if it has one that was sealed.
-
-    Raises:
-        ValueError: there is none, or its checkpoint has changed since it was written.
-    """
+    """The model at a path; a ``ValueError`` if there is none, or its checkpoint has changed since it was written."""
     if isinstance(model, ServedModel):
         return model
     found = without_link(find_model(Path(model), trust_rewards=trust_rewards))

@@ -73,7 +73,7 @@ EXTRA_OF = {
     "grpo_pl/rollout/ray/pool.py": "ray",
     "grpo_pl/rollout/vllm/keyed_draws.py": "vllm",
     "grpo_pl/rollout/vllm/worker.py": "vllm",
-    "serve/grammars.py": "structured",
+    "grpo_pl/rollout/grammars.py": "structured",
 }
 """The files that may import what an extra brings, each inside a function or behind a message that names the extra."""
 

@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data": LOWEST,
     "policy": {"config", *LOWEST},
     "rollout": {"types", "functional", "policy", "environments", "processes"},
-    "evaluation": {"rollout", *LOWEST},
+    "evaluation": {"rollout", "data", *LOWEST},
     "distributed": LOWEST | MIDDLE,
     "training": {"distributed", *LOWEST, *MIDDLE},
     "callbacks": {"training", "distributed", *LOWEST, *MIDDLE},

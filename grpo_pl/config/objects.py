@@ -132,6 +132,14 @@ def build_rewards(specs: Sequence[Mapping[str, Any]], *, trust_rewards: bool = F
     return rewards
 
 
+def closed_rewards(specs: Sequence[Mapping[str, Any]], *, trust_rewards: bool = False) -> list[Reward]:
+    """The rewards that `build_rewards` builds, closed at once: what they say of themselves can be read."""
+    rewards = build_rewards(specs, trust_rewards=trust_rewards)
+    for reward in rewards:
+        reward.close()
+    return rewards
+
+
 def build_environment(spec: Mapping[str, Any], *, trust: bool = False) -> Environment:
     """The environment of a ``class_path`` and its ``init_args``.
 

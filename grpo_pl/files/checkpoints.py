@@ -91,6 +91,16 @@ def newest_whole(folder: Path, warn: Callable[[str], None]) -> Path | None:
     return None
 
 
+def newest_sealed(folder: Path) -> tuple[Path | None, dict[str, Any] | None]:
+    """The checkpoint with the highest number that has been completed, and its marker; names that do not match
+    ``rollout-NUMBER.ckpt`` are passed over."""
+    found = [path for path in folder.glob(PATTERN) if path.stem.removeprefix("rollout-").isdecimal()]
+    for path in sorted(found, key=rollouts_of, reverse=True):
+        if (facts := facts_of(path)) is not None:
+            return path, facts
+    return None, None
+
+
 def remove(path: Path) -> None:
     """Deletes a checkpoint, its marker first, so that an interrupted deletion leaves nothing that looks whole."""
     _marker(path).unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -68,6 +69,15 @@ class ServedModel(TrainedWith):
     def context(self) -> int | None:
         """Most tokens of a prompt and its completion together; None if the model's config does not say."""
         return context_length(model_config(self.policy, self.tokenizer))
+
+    @property
+    def version(self) -> str:
+        """A name that differs from that of other weights: the checkpoint's or folder's, and a digest of the names,
+        sizes and times of its files."""
+        files = [*self.source.glob("*")] if self.source.is_dir() else [self.source]
+        stats = [(file.name, file.stat(follow_symlinks=file.exists())) for file in files]  # a link may lead nowhere
+        facts = sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+        return f"{self.source.name.removesuffix('.ckpt')}-{hashlib.blake2b(repr(facts).encode()).hexdigest()[:8]}"
 
     @cached_property
     def tools(self) -> ToolForm:

@@ -11,7 +11,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from grpo_pl.functional.sampling import Noise, draw_tokens, kept_tokens, likeliest_tokens, sample_key, truncate_logits
+from grpo_pl.functional.sampling import (
+    Noise,
+    draw_tokens,
+    kept_tokens,
+    likeliest_tokens,
+    row_key,
+    sample_key,
+    truncate_logits,
+)
 from grpo_pl.rollout.engine import PolicyDiverged, RolloutInterrupted, Watching
 from grpo_pl.rollout.texts import TextStream
 from grpo_pl.types import NO_TOKEN, NO_TURN, NO_VERSION, GenerateRequest, Rollout, SampleKey
@@ -262,3 +270,15 @@ def _joined(parts: Sequence[Tensor], fill: float, *, left: bool = False) -> Tens
         missing = [size - own for size, own in zip(sizes, part.shape[:0:-1], strict=True)]
         padded.append(pad(part, [n for each in missing for n in ((each, 0) if left else (0, each))], value=fill))
     return torch.cat(padded)
+
+
+def sample_keys(prompt_ids: Sequence[int], *, seed: int, n: int, prompt_id: int | str | None = None) -> list[SampleKey]:
+    """Keys of ``n`` samples outside training: split ``predict``, step 0, and ``prompt_id`` or a hash of the tokens.
+
+    Together with the weights they determine the completions, so any engine reproduces what a server drew.
+    """
+    if prompt_id is None:
+        name = row_key("prompt", *prompt_ids)
+    else:
+        name = prompt_id if isinstance(prompt_id, int) else row_key("id", prompt_id)
+    return [SampleKey(seed=seed, split="predict", step=0, attempt=0, prompt_id=name, sample=i) for i in range(n)]

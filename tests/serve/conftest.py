@@ -270,7 +270,7 @@ class Running:
         )
 
     def is_idle(self) -> bool:
-        return all(self.metric(name) == 0 for name in ("running_sequences", "waiting_requests", "open_buffers"))
+        return all(self.metric(name) == 0 for name in ("running_sequences", "waiting_requests", "open_requests"))
 
     def ask_to_stop(self) -> None:
         if self.process.poll() is None:

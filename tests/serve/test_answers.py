@@ -34,7 +34,7 @@ def test_log_probabilities_are_openais_objects_and_each_text_is_made_once() -> N
     choice = Choice(0, TextStream(letters), [1], [])  # type: ignore[arg-type]
     _, new = choice.push(_chunk(*b'"b"'))
     letters.asked = 0
-    event = _format(letters).chunk(choice, '"b"', new, [choice])
+    event = _format(letters).chunk(choice, '"b"', new)
     told = json.loads(event.removeprefix("data: "))["choices"][0]["logprobs"]
     top = [
         {"token": "a", "bytes": [97], "logprob": -0.25},
@@ -52,6 +52,8 @@ def test_a_stream_keeps_no_tokens_and_a_whole_answer_has_all() -> None:
         choice.streams = streams
         assert len(choice.push(_chunk(*b"abc"))[1]) == 3
         assert len(choice.tokens) == kept
-    (told,) = _format(letters).whole([choice])["choices"]
+    answer = _format(letters)
+    answer.choices.append(choice)
+    (told,) = answer.whole()["choices"]
     assert len(told["logprobs"]["content"]) == 3
     assert told["message"]["content"] == "abc"

@@ -12,10 +12,10 @@ import torch
 from transformers import PreTrainedModel
 
 from grpo_pl.policy.trained import find_model
+from grpo_pl.rollout.decoding import sample_keys
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import GenerateRequest, Rollout, SamplingParams
-from serve.prompts import sample_keys
 from tests.serve.bodies import streamed
 
 QUESTION = [{"role": "user", "content": "12+34="}]

@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_pl.cli.commands.evaluate import evaluate_episodes
 from grpo_pl.cli.commands.score import score
+from grpo_pl.cli.local_evaluation import evaluate_episodes
 from grpo_pl.cli.main import main
 from grpo_pl.config.objects import build_rewards
+from grpo_pl.evaluation.problems import EvalProblem
 from grpo_pl.functional.advantages import subtract_baseline
 from grpo_pl.policy.trained import find_model
 from grpo_pl.rewards.batch import score_completions
 from serve import PolicyAPI, RewardAPI
 from serve.errors import ApiError
 from serve.evaluation import EvaluateRoute
-from serve.schemas import EvalProblem, EvaluateRequest, Sampling
+from serve.schemas import EvaluateRequest, Sampling
 
 COMPLETIONS = [
     r"<think>so</think><answer>\boxed{1/2}</answer>",

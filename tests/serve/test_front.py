@@ -134,6 +134,9 @@ def test_a_body_that_declares_itself_too_large_is_refused_before_it_is_sent(serv
         (["Host: evil.example"], 400),
         (["Host: localhost", "Host: localhost"], 400),
         ([], 400),
+        (["Host: localhost", "Origin: https://evil.example"], 403),
+        (["Host: localhost", "Origin: http://localhost:1"], 403),
+        (["Host: localhost", "Origin: null"], 403),
         (["Host: localhost", "Content-Type: text/plain"], 415),
         (["Host: localhost", "Content-Encoding: gzip"], 415),
         (["Host: localhost", f"Content-Length: {1 << 30}"], 413),
@@ -218,7 +221,10 @@ def test_pages_that_may_use_the_server_can_read_what_it_says(secured: Any) -> No
     status, answer, headers = secured.call("OPTIONS", CHAT, headers=foreign | preflight)
     error_of((status, answer), 400)
     assert "access-control-allow-origin" not in headers
-    assert "access-control-allow-origin" not in secured.call("GET", "/v1/models", headers=foreign)[2]
+    status, answer, headers = secured.call("GET", "/v1/models", headers=foreign)
+    assert error_of((status, answer), 403)["code"] == "foreign_origin" and "access-control-allow-origin" not in headers
+    same = {"Origin": f"https://localhost:{secured.port}"}
+    assert secured.call("GET", "/v1/models", headers=same)[0] == 200
 
 
 def test_requests_have_ids(secured: Any) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from serve import PolicyAPI, grammars
+from grpo_pl.rollout import grammars
+from grpo_pl.rollout.grammars import CompiledGrammar, Grammar, Grammars
+from serve import PolicyAPI
 from serve.errors import ApiError
-from serve.grammars import CompiledGrammar, Grammar, Grammars
 from serve.schemas import ChatRequest
 from tests.serve.bodies import CHAT, COMPLETIONS, HELLO
 from tests.serve.hostile_cases import SLOW
@@ -123,6 +124,21 @@ def test_compiling_that_takes_too_long_is_given_up(compiler: Any, monkeypatch: p
     monkeypatch.setattr(grammars, "compiled", lambda *_: time.sleep(1))
     for _ in range(2):  # then at once
         assert "takes more than 0.2 s" in compiler("regex", "a")
+
+
+def test_a_grammar_that_waits_for_slow_ones_is_not_held_to_be_slow(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, real = Grammars(tokenizer, [tokenizer.eos_token_id]), grammars.compiled
+    monkeypatch.setattr(grammars, "COMPILE_S", 0.2)
+    monkeypatch.setattr(
+        grammars, "compiled", lambda v, k, text: time.sleep(0.6) if text == "slow" else real(v, k, text)
+    )
+    told: SimpleQueue[Any] = SimpleQueue()
+    for text in ("slow", "slow", "b"):
+        made.compile(Grammar("regex", text, "f"), told.put)
+    answers = [told.get(timeout=30) for _ in range(3)]
+    assert [isinstance(answer, CompiledGrammar) for answer in answers] == [False, False, True]
 
 
 def test_masks_that_take_too_long_end_the_request(compiler: Any, tokenizer: PreTrainedTokenizerBase) -> None:

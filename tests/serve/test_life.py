@@ -5,10 +5,15 @@ import http.client
 import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -16,7 +21,7 @@ import pytest
 
 from tests.process_list import lives
 from tests.serve.bodies import CHAT, EVALUATE, HELLO, SCORE
-from tests.serve.conftest import wait_until
+from tests.serve.conftest import ROOT, wait_until
 
 LONG = {"messages": HELLO, "max_tokens": 4000, "ignore_eos": True}
 
@@ -75,11 +80,11 @@ def test_what_is_not_done_by_the_deadline_is_504_and_a_stream_that_is_cut_raises
 
     wait_until(crowded.is_idle)
     began = time.monotonic()
-    with ThreadPoolExecutor(3) as threads:
+    with ThreadPoolExecutor(2) as threads:
         # a tiny model may be quick: ask for more completions than it draws in two seconds, two at a time
-        asked = [threads.submit(crowded.refusal, *each, 504) for each in ((CHAT, {**LONG, "n": 64}), (EVALUATE, MANY))]
+        asked = threads.submit(crowded.refusal, CHAT, {**LONG, "n": 64}, 504)
         threads.submit(read).result()
-    assert {error.result()["code"] for error in asked} == {"deadline_exceeded"}
+    assert asked.result()["code"] == crowded.refusal(EVALUATE, MANY, 504)["code"] == "deadline_exceeded"
     assert time.monotonic() - began > 1.5
     wait_until(crowded.is_idle)
 
@@ -166,13 +171,74 @@ def test_sigterm_under_load_finishes_what_is_in_flight(start: Callable[..., Any]
 
 
 @pytest.mark.slow
+def test_a_terminal_that_closes_lets_a_small_evaluation_finish(start: Callable[..., Any]) -> None:
+    server = start()
+    items = [{"problem": f"{i}+1=", "answer": str(i + 1)} for i in range(2)]
+    evaluation = _post(server, {"items": items, "n": 8, "max_tokens": 500, "seed": 0}, EVALUATE)
+    wait_until(lambda: server.metric("running_sequences") > 0)
+    os.killpg(server.process.pid, signal.SIGHUP)
+    answer = evaluation.getresponse()
+    assert answer.status == 200
+    assert [len(item["samples"]) for item in json.loads(answer.read())["items"]] == [8, 8]
+    assert server.process.wait(120) == 0
+    wait_until(lambda: not any(lives(process.pid) for process in server.family))
+
+
+@pytest.mark.parametrize(("which", "path"), [("generate", CHAT), ("score", SCORE)])
+def test_beside_a_stopped_worker_others_are_answered_and_its_requests_end_in_time(
+    crowded: Any, which: str, path: str
+) -> None:
+    body = {"messages": HELLO, "max_tokens": 2} if path == CHAT else {"items": [{"completion": "1", "answer": "1"}]}
+    wait_until(crowded.is_idle)
+    worker = crowded.worker(which)
+    worker.suspend()
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            asked = threads.submit(crowded.refusal, path, body, 504)
+            began = time.monotonic()
+            assert crowded.call("GET", "/health")[0] == 200
+            assert time.monotonic() - began < 1.0
+        assert asked.result()["code"] == "deadline_exceeded"
+    finally:
+        worker.resume()
+    crowded.ask(path, body)
+
+
+@pytest.mark.slow
+def test_a_full_disk_under_the_output_stops_no_request(export: Path, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "serve", "--model", str(export), "--port", str(port)]
+    with open("/dev/full", "w") as full:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=full, stderr=full)
+    server = SimpleNamespace(port=port, key=None)
+    try:
+        wait_until(lambda: _status(port, "/ready") == 200)
+        assert _post(server, {"messages": HELLO, "max_tokens": 2}).getresponse().status == 200
+        assert _post(server, {"messages": []}).getresponse().status == 400
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0
+
+
+def _status(port: int, path: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    except OSError:
+        return 0
+
+
+@pytest.mark.slow
 def test_signals_that_interrupt_one_another_end_the_server_once(start: Callable[..., Any]) -> None:
     server = start()
     for i in range(2000):
         if server.process.poll() is not None:
             break
         with contextlib.suppress(ProcessLookupError):
-            os.kill(server.process.pid, (signal.SIGTERM, signal.SIGINT)[i % 2])
+            os.kill(server.process.pid, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)[i % 3])
     assert server.process.wait(60.0) == 0
 
 

@@ -1,13 +1,17 @@
 """One server under load that no honest client makes: how soon others are answered meanwhile."""
 
+import asyncio
+import json
 import socket
 import time
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.serve.bodies import CHAT, HELLO, SCORE
-from tests.serve.hostile_cases import BOMBS
+from tests.serve.bodies import CHAT, HELLO, SCORE, post
+from tests.serve.hostile_cases import BOMBS, grammars
 
 SOON_S = 10.0
 """Generous for a busy machine; what this file keeps from coming back took twenty seconds to minutes."""
@@ -105,3 +109,50 @@ def test_a_chat_does_not_wait_for_requests_that_fill_the_batch(server: Any) -> N
         request.close()
     assert first < SOON_S / 2
     assert health < 2.0
+
+
+def test_grammars_that_cost_much_hurt_nobody_beside_them(server: Any) -> None:
+    costly = [server.send(CHAT, {"messages": HELLO, "max_tokens": 64, **fields}) for _, fields, _ in grammars()]
+    first, health = _first_token(server), _health(server)
+    choice = server.ask(CHAT, {"messages": HELLO, "max_tokens": 8, "structured_outputs": {"choice": ["1", "22"]}})
+    assert choice["choices"][0]["message"]["content"] in ("1", "22")
+    for request in costly:
+        request.close()
+    assert first < SOON_S / 2
+    assert health < 2.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("queue", [256, 8])
+def test_of_many_clients_each_gets_an_answer_or_is_told_when_to_come_back(
+    start: Callable[..., Any], queue: int
+) -> None:
+    """More than there are slots; the queue has room for all of them, or not."""
+    server = start("--max-queue", str(queue))
+    todo, statuses = iter(range(600)), Counter[str]()
+
+    async def ask(number: int) -> None:
+        body = {"messages": HELLO, "max_tokens": 16, "seed": number, "stream": number % 2 == 0, "n": 1 + number % 3}
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(post(CHAT, json.dumps(body).encode()))
+        head, _, answer = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        status = head.split()[1].decode()
+        whole = b"[DONE]" if number % 2 == 0 else b'"usage"'
+        if status == "429":
+            assert b"\r\nretry-after: 1\r\n" in head.lower() + b"\r\n"
+            await asyncio.sleep(1)
+            await ask(number)
+        assert status == "429" or whole in answer
+        statuses[status] += 1
+
+    async def client() -> None:
+        for number in todo:
+            await ask(number)
+
+    async def clients() -> None:
+        await asyncio.gather(*(client() for _ in range(90)))
+
+    asyncio.run(clients())
+    assert statuses["200"] == 600
+    assert (statuses["429"] > 0) == (queue == 8) and set(statuses) <= {"200", "429"}

@@ -11,9 +11,9 @@ from grpo_pl.policy.trained import find_model
 from grpo_pl.rollout.native.continuous import SequenceOptions
 from grpo_pl.types import SamplingParams
 from serve.follow import NewWeights
-from serve.messages import Draw, Drew, Joined, Part, ScorePrompt
+from serve.messages import Answer, Cancel, Draw, Drew, Failure, Followed, Part, ScorePrompt
 from serve.policy import Decoding
-from serve.worker import Answer, Cancel, Failure, Origin
+from serve.worker import Origin
 
 SLOTS = 4
 
@@ -82,8 +82,7 @@ def _requests(chance: random.Random) -> Iterator[tuple[int, Origin, Draw, str]]:
         length = chance.choice([1, 8, 8, 8, 24, 40])
         prompt = [chance.randrange(90) for _ in range(chance.randint(1, 12))]
         keys = [1000 * number + i for i in range(chance.choice([1, 1, 1, 2, 6]))]
-        ignore, evaluation = chance.random() < 0.7, chance.random() < 0.1
-        job = _draw(keys, prompt=prompt, length=length, ignore=ignore, evaluation=evaluation)
+        job = _draw(keys, prompt=prompt, length=length, ignore=chance.random() < 0.7)
         yield (
             chance.randrange(60),
             Origin(number % 2, number),
@@ -95,7 +94,7 @@ def _requests(chance: random.Random) -> Iterator[tuple[int, Origin, Draw, str]]:
 @pytest.mark.parametrize("seed", range(3))
 def test_each_request_gets_the_tokens_that_it_gets_alone(weights: NewWeights, seed: int) -> None:
     """Of two HTTP processes, in a batch that is always full, while others leave at any moment, and weights change to
-    the same ones between two steps."""
+    the same ones."""
     chance = random.Random(seed)
     asked = list(_requests(chance))
     messages: list[tuple[int, Origin, Any]] = [(turn, origin, job) for turn, origin, job, _ in asked]
@@ -119,24 +118,43 @@ def test_free_slots_go_to_the_request_with_fewest_the_earliest_first(weights: Ne
         weights,
         [(0, large, _draw(list(range(20)), length=6)), (2, second, _draw([100])), (2, third, _draw([200, 201]))],
     )
-    joined = [(origin.uid, message.slots) for origin, message in script.told if isinstance(message, Joined)]
-    assert joined[0] == (0, SLOTS)
-    assert {uid for uid, _ in joined[1:4]} >= {1, 2}  # as soon as places are free
-    assert sum(count for uid, count in joined if uid == 0) == 20
+    first = _order_of_first_tokens(script)
+    assert first[:SLOTS] == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert {uid for uid, _ in first[SLOTS : 2 * SLOTS]} >= {1, 2}  # as soon as places are free
+    assert len(_drawn(script)[large]) == 20
 
 
-def test_evaluations_leave_slots_to_others(weights: NewWeights) -> None:
-    evaluations = [(0, Origin(0, uid), _draw([uid * 10, uid * 10 + 1], evaluation=True)) for uid in range(4)]
-    script = _run(weights, [*evaluations, (3, Origin(0, 9), _draw([999]))], size=8)
-    order = [origin.uid for origin, message in script.told if isinstance(message, Joined)]
-    assert order.index(9) <= 2  # two slots of eight are theirs
+def _order_of_first_tokens(script: Script) -> list[tuple[int, int]]:
+    """(request, completion), in the order in which they got their first tokens."""
+    found: dict[tuple[int, int], None] = {}
+    for _, message in script.told:
+        if isinstance(message, Drew):
+            found |= dict.fromkeys((uid, i) for uid, i, *_ in zip(*message.columns, strict=True))
+    return list(found)
+
+
+def test_a_request_that_has_begun_ends_with_the_weights_with_which_it_began(weights: NewWeights, run: Path) -> None:
+    newer = NewWeights.load(find_model(run), "cpu")  # with other weights
+    large, late = Origin(0, 0), Origin(0, 1)
+    job = _draw(list(range(3 * SLOTS)), length=12, ignore=True)  # three times what the batch has room for
+    script = _run(weights, [(0, large, job), (2, Origin(0, -1), newer), (3, late, _draw([99], ignore=True))])
+    versions: dict[int, set[str]] = {}
+    for _, message in script.told:
+        if isinstance(message, Drew):
+            for uid in message.columns[0]:
+                versions.setdefault(uid, set()).add(message.version)
+    (before,), (after,) = versions[large.uid], versions[late.uid]
+    assert before.startswith("export-") and after.startswith("last-")
+    assert [m.version for _, m in script.told if isinstance(m, Followed)] == [after]
+    assert _drawn(script)[large] == _drawn(_run(weights, [(0, large, job)]))[large]
+    assert _drawn(script)[late] == _drawn(_run(newer, [(0, late, _draw([99], ignore=True))]))[late]
 
 
 def test_what_cannot_be_drawn_fails_alone(weights: NewWeights) -> None:
     wrong = Origin(0, 1)
     script = _run(weights, [(0, Origin(0, 0), _draw([1], length=4)), (0, wrong, _draw([2], prompt=[10**6]))])
     failures = [(origin, message) for origin, message in script.told if isinstance(message, Failure)]
-    assert [origin for origin, _ in failures] == [wrong] and "10" in str(failures[0][1].reason)
+    assert [origin for origin, _ in failures] == [wrong] and "10" in failures[0][1].message
     assert Origin(0, 0) in _drawn(script)
 
 

@@ -12,8 +12,8 @@ from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.trained import find_model
 from grpo_pl.rewards import ExactReward, FormatReward
 from grpo_pl.rewards.base import Reward, Score
+from grpo_pl.rewards.score_items import ScoreItems, score_items
 from serve.rewards import RewardSpec
-from serve.score_items import ScoreItems, score_items
 from serve.scoring import group_objective
 
 

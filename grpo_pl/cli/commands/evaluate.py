@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,8 +22,7 @@ from serve.settings import API_KEY
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from grpo_pl.policy.trained import ServedModel
-    from serve.schemas import EvalProblem, Sampling
+    from grpo_pl.evaluation.problems import EvalProblem
 
 Model = TypeVar("Model", bound="BaseModel")
 _QUESTION_NAMES = ("problem", "question", "prompt")
@@ -83,23 +82,24 @@ def evaluate(
     asked = {"n": n, "temperature": temperature, "top_p": top_p, "max_completion_length": max_completion_length}
     sampling = _validated(Sampling, asked, "--")
     if server is not None:
-        from serve.client import evaluate_remotely
+        from grpo_pl.cli.remote_evaluation import evaluate_remotely
 
         problems = read_problems(Path(data), limit)
         items = [problem.model_dump() for problem in problems]
         key = api_key if api_key is not None else os.environ.get(API_KEY)
         answers = evaluate_remotely(server, items, {**asked, "seed": seed}, api_key=key)
     else:
+        from grpo_pl.cli.local_evaluation import evaluate_episodes, evaluate_locally
+        from grpo_pl.config.objects import closed_rewards
         from grpo_pl.policy.loading import choose_device
         from grpo_pl.policy.text_check import check_texts
         from grpo_pl.policy.trained import find_model
-        from serve.evaluation import evaluate_locally
-        from serve.scoring import closed_rewards
 
         trained = find_model(Path(str(model)), trust_rewards=trust_rewards)
         problems = read_problems(Path(data), limit, asks=trained.environment is None)
         read = (trained.policy, trained.template, trained.tokenizer, problems[0].asked)
-        for line in check_texts(*read, closed_rewards(trained), trained.sampling):
+        closed = closed_rewards(trained.rewards, trust_rewards=trained.trust_rewards)
+        for line in check_texts(*read, closed, trained.sampling):
             print(line, file=sys.stderr)
         answer = evaluate_locally if trained.environment is None else evaluate_episodes
         place = choose_device(device)
@@ -111,69 +111,13 @@ def evaluate(
     return 0
 
 
-def evaluate_episodes(
-    model: ServedModel, problems: Sequence[EvalProblem], sampling: Sampling, *, seed: int, device: str, max_rows: int
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Plays each problem in the environment of the policy's training; yields (index, result), a result as
-    `serve.evaluation.evaluate_locally` gives it. The completion of a sample is the text that the rewards read,
-    ``episode`` has its turns.
-
-    Raises:
-        ValueError: no reward says what a right answer is.
-    """
-    from grpo_pl.cli.answering import load_answerer
-    from grpo_pl.functional.sampling import row_key
-    from grpo_pl.rewards.base import needs_of, require_correctness
-    from grpo_pl.rollout.sampler import episode_row
-    from grpo_pl.types import Problem
-    from serve.score_items import ScoreItems, score_items
-    from serve.scoring import closed_rewards
-
-    require_correctness(closed_rewards(model), "an evaluation")  # before the policy is loaded
-    drawing = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
-    answerer = load_answerer(model, device, max_completion_length=sampling.length, **drawing)
-    n = sampling.n
-    together = max(1, max_rows // n)
-    with answerer.closed():
-        for first in range(0, len(problems), together):
-            part = problems[first : first + together]
-            asked = []
-            for number, each in enumerate(part, start=first):
-                name = number if each.id is None else each.id  # which draws the same episodes anywhere in a file
-                key = name if isinstance(name, int) else row_key("id", name)
-                columns = each.model_extra or {}
-                messages = None if isinstance(each.asked, str) else each.asked
-                answer = each.gold or ""
-                asked.append(Problem(id=key, question=each.question, answer=answer, columns=columns, messages=messages))
-            drawn = answerer.sample(asked, samples=n, seed=seed)
-            assert drawn.episodes is not None
-            golds = [each.gold for each in part for _ in range(n)]
-            needed = drawn.columns(needs_of(answerer.rewards))
-            job = ScoreItems(list(drawn.completions), golds, needed, drawn.rollout.group_size)
-            scored = score_items(answerer.rewards, job, slice(None))
-            lengths, reasons = drawn.rollout.action_lengths.tolist(), drawn.rollout.finish_reasons
-            samples = [
-                {
-                    "completion": job.completions[row],
-                    "tokens": lengths[row],
-                    "finish_reason": reasons[row],
-                    **score,
-                    "episode": episode_row(episode),
-                }
-                for row, (score, episode) in enumerate(zip(scored, drawn.episodes, strict=True))
-            ]
-            for place, problem in enumerate(part):
-                facts = {"problem": problem.problem, "answer": problem.answer, "id": problem.id}
-                yield first + place, {**facts, "samples": samples[place * n : (place + 1) * n]}
-
-
 def read_problems(file: Path, limit: int | None = None, *, asks: bool = True) -> list[EvalProblem]:
     """The problems of a file of rows.
 
     Args:
         asks: each row needs a problem and an answer; without one they are empty where they are missing.
     """
-    from serve.schemas import EvalProblem
+    from grpo_pl.evaluation.problems import EvalProblem
 
     problems: list[EvalProblem] = []
     _, rows = table_rows(file, ["answer", *_QUESTION_NAMES])

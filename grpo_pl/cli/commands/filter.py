@@ -90,11 +90,7 @@ def filter(
     measured = None
     if samples:
         trained = None if model is None else find_model(Path(model), trust_rewards=trust_rewards)
-        version = None
-        if trained is not None:
-            from serve.follow import version_id
-
-            version = version_id(trained)
+        version = None if trained is None else trained.version
         conditions = (given.trees, given.options, data.digests(), version)
         measured = _RateFile(Path(output), conditions, [model, samples, seed])
         todo = asked - measured.rates.keys()

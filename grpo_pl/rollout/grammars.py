@@ -7,6 +7,7 @@ import json
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -36,6 +37,7 @@ LIMITS: dict[str, Any] = {
 """Arguments of ``LLParserLimits``."""
 _BURST_S, _TOKEN_S = 0.05, 0.001
 _THREADS = 2
+_LATE = 256  # grammars that are remembered as too slow
 _MOST_MULTIPLE, _MOST_TOGETHER = 1000, 8
 _MESSAGE = 300  # characters of llguidance's own words that reach a client
 _WORDS = {"NoExtensionBias": "no text of the model's tokens matches it"}
@@ -110,13 +112,13 @@ class GrammarMask:
 
 
 class Grammars:
-    """Compiles grammars in threads beside the decoding, each within ``COMPILE_S``, and keeps the latest."""
+    """Compiles grammars in threads beside the decoding, each within ``COMPILE_S``."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, eos_token_ids: Sequence[int]) -> None:
         self._tokenizer, self._eos = tokenizer, sorted(eos_token_ids)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
         self._vocabulary: Future[Any] | None = None
-        self._late: set[tuple[str, str]] = set()
+        self._late: deque[tuple[str, str]] = deque(maxlen=_LATE)
 
     def compile(self, grammar: Grammar, tell: Callable[[CompiledGrammar | str], None]) -> None:
         """Calls ``tell`` in a thread with the compiled grammar, or why it cannot be used."""
@@ -128,20 +130,24 @@ class Grammars:
                 tell(result)
 
         def late() -> None:
-            self._late.add(key)
-            tell_once(f"the grammar cannot be used: compiling it takes more than {COMPILE_S:g} s.")
+            self._late.append(key)
+            tell_once(_too_late())
 
         if key in self._late:
-            late()
+            tell(_too_late())
             return
         if self._vocabulary is None:
             self._vocabulary = self._threads.submit(vocabulary, self._tokenizer, self._eos)
-        timer = threading.Timer(COMPILE_S, late)
-        timer.daemon = True
+        ready = self._vocabulary
 
         def work() -> None:
+            timer = threading.Timer(COMPILE_S, late)
+            timer.daemon = True
             try:
-                tell_once(CompiledGrammar(self._matcher(key)))
+                read = ready.result()
+                timer.start()  # only now: the vocabulary and the grammars of others may have taken longer
+                # a matcher for each request: copies share a lexer, which grows with what they go through
+                tell_once(CompiledGrammar(compiled(read, *key)))
             except Unusable as error:
                 tell_once(f"the grammar cannot be used: {str(error).rstrip('.')}.")
             except Exception as error:  # llguidance may raise anything on a client's text
@@ -150,13 +156,11 @@ class Grammars:
             finally:
                 timer.cancel()
 
-        timer.start()
         self._threads.submit(work)
 
-    def _matcher(self, key: tuple[str, str]) -> Any:
-        """A matcher of its own for each request: copies share a lexer, which grows with what they go through."""
-        assert self._vocabulary is not None
-        return compiled(self._vocabulary.result(), *key)
+
+def _too_late() -> str:
+    return f"the grammar cannot be used: compiling it takes more than {COMPILE_S:g} s."
 
 
 def vocabulary(tokenizer: PreTrainedTokenizerBase, eos: Sequence[int]) -> Any:

@@ -6,8 +6,8 @@ from threading import Thread
 
 import pytest
 
+from grpo_pl.cli import remote_evaluation
 from grpo_pl.rewards.endpoint import LONGEST_WAIT_S
-from serve import client
 
 LATER = dict.fromkeys([None, "nan", "-5", "soon", "Sun, 99 Mar 2025 12:00:07 GMT", "1"], 1.0)
 LATER |= {"5": 5.0, "0": 0.1, "Thu, 01 Jan 1970 00:00:00 GMT": 0.1, "Fri, 31 Dec 9999 23:59:59 GMT": LONGEST_WAIT_S}
@@ -47,6 +47,6 @@ def test_a_full_server_is_asked_again_when_it_says_else_after_a_second_and_never
     url, headers = full_once
     headers.append(header)
     slept: list[float] = []
-    monkeypatch.setattr(client.time, "sleep", slept.append)
-    assert client.post(url, {}, api_key=None) == {}
+    monkeypatch.setattr(remote_evaluation.time, "sleep", slept.append)
+    assert remote_evaluation.post(url, {}, api_key=None) == {}
     assert slept == [LATER[header]]
