@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from itertools import count
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
@@ -17,8 +19,8 @@ from litserve.utils import ResponseBufferItem
 from pydantic import BaseModel
 
 from serve.bodies import read_body
-from serve.errors import ApiError, internal_error, worker_lost
-from serve.messages import Answer, Cancel
+from serve.errors import ApiError, worker_lost
+from serve.messages import Answer, Cancel, drained
 
 log = logging.getLogger(__name__)
 
@@ -80,13 +82,7 @@ Handle = Callable[[B, Request], Coroutine[Any, Any, Response]]
 
 class WorkerSpec(LitSpec):
     """The routes of a LitAPI, in the HTTP process. All answers of the worker come as messages of many requests, under
-    one entry of LitServe's response buffer.
-
-    Args:
-        api_path: the name of the worker's queue, which LitServe takes from the spec.
-        deadline: seconds after which an unfinished request gets 504.
-        max_queue: requests that may wait; further ones get 429.
-    """
+    one entry of LitServe's response buffer. ``api_path`` is the name of the worker's queue."""
 
     def __init__(self, api_path: str, *, deadline: float, max_queue: int) -> None:
         super().__init__()
@@ -94,6 +90,7 @@ class WorkerSpec(LitSpec):
         self.calls: dict[int, Call] = {}
         self._uids = count()
         self._reader: asyncio.Task[None] | None = None
+        self._outgoing: SimpleQueue[tuple[int, Any]] = SimpleQueue()
         self.is_alive = True
         """False once the worker is lost."""
 
@@ -112,9 +109,6 @@ class WorkerSpec(LitSpec):
                 return await handle(await read_body(request, kind), request)
             except ApiError as error:
                 return error.response()
-            except Exception:
-                log.exception("a request failed")
-                return internal_error().response()
 
         self.add_endpoint(path, endpoint, ["POST"])
 
@@ -139,6 +133,7 @@ class WorkerSpec(LitSpec):
         loop = asyncio.get_running_loop()
         if self._reader is None:
             self._reader = loop.create_task(self._read())
+            threading.Thread(target=self._send, args=(loop,), name="requests", daemon=True).start()
         self.calls[call.uid] = call
         timer = loop.call_later(deadline.left(), lambda: self.end(call, deadline.passed()))
         try:
@@ -161,12 +156,16 @@ class WorkerSpec(LitSpec):
 
     def send(self, uid: int, payload: Any) -> None:
         """Sends a message of a call to the worker."""
-        if not self.is_alive:
-            return
-        try:
-            self.request_queue.put((self.response_queue_id, uid, time.monotonic(), payload))
-        except (EOFError, OSError):  # the process that holds LitServe's queues is gone
-            self.is_alive = False
+        self._outgoing.put((uid, payload))
+
+    def _send(self, loop: asyncio.AbstractEventLoop) -> None:
+        """In a thread: LitServe's queue answers each message, for which nobody should wait."""
+        while True:
+            try:
+                self.request_queue.put((self.response_queue_id, "", time.monotonic(), drained(self._outgoing)))
+            except (EOFError, OSError):  # the process that holds LitServe's queues is gone
+                loop.call_soon_threadsafe(self.lose)
+                return
 
     def handle(self, message: Any) -> None:
         """Takes one message of the worker."""

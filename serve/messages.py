@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, TypeVar
 
 from grpo_pl.rollout.grammars import Grammar
 from grpo_pl.rollout.native.continuous import SequenceOptions
+
+T = TypeVar("T")
+
+
+def drained(queue: SimpleQueue[T], *, wait: bool = True) -> list[T]:
+    """All that is in a queue; ``wait`` waits for the first."""
+    found = [queue.get()] if wait else []
+    with suppress(Empty):
+        while True:
+            found.append(queue.get_nowait())
+    return found
 
 
 class Cancel(NamedTuple):

@@ -128,7 +128,6 @@ class Decoding:
             self._score_one()
             if len(self._batch):
                 self._step()
-            self._mailbox.flush()
 
     def _receive(self, origin: Origin, message: Any) -> None:
         if isinstance(message, Draw):

@@ -90,14 +90,11 @@ class RewardAPI(WorkerAPI):
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="score") as threads:
             while True:
                 for origin, payload in mailbox.take(wait_for_one=True):
-                    if isinstance(payload, Answer | Failure):  # of a thread
-                        mailbox.tell(origin, payload)
-                    elif not isinstance(payload, Cancel):
+                    if not isinstance(payload, Cancel):
                         callers[origin] = Caller()
                         threads.submit(copy_context().run, self._answer, origin, payload, mailbox, callers)
                     elif (caller := callers.get(origin)) is not None:  # its thread may remove it at any time
                         caller.leave()
-                mailbox.flush()
 
     def _answer(self, origin: Origin, job: ScoreItems, mailbox: Mailbox, callers: dict[Origin, Caller]) -> None:
         caller = callers[origin]
@@ -109,15 +106,15 @@ class RewardAPI(WorkerAPI):
                 if caller.gone:
                     return
                 items += score_items(self._rewards, job, slice(first, first + step))
-            mailbox.wake(Answer(origin.uid, items), origin)
+            mailbox.tell(origin, Answer(origin.uid, items))
         except MissingColumn as error:  # a fault of the request
-            mailbox.wake(Failure(origin.uid, str(error), 400, "items", "missing_column"), origin)
+            mailbox.tell(origin, Failure(origin.uid, str(error), 400, "items", "missing_column"))
         except CancelledError:  # nobody waits for an answer
             pass
         except Exception as error:  # a reward may be a user's code: only this request fails
             log.exception("a reward failed")
             reason = f"a reward failed: {type(error).__name__}; the server's log has the details."
-            mailbox.wake(Failure(origin.uid, reason), origin)
+            mailbox.tell(origin, Failure(origin.uid, reason))
         finally:
             del callers[origin]
 

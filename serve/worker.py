@@ -11,7 +11,7 @@ import threading
 from abc import abstractmethod
 from collections import defaultdict
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from litserve import LitAPI
@@ -21,6 +21,7 @@ from litserve.utils import LitAPIStatus, LoopResponseType
 from grpo_pl.files.checkpoints import CheckpointError, broken, facts_of
 from grpo_pl.policy.trained import ServedModel, find_model, without_link
 from grpo_pl.processes import resource_limits
+from serve.messages import drained
 
 MISTAKES = (ValueError, OSError, ImportError, CheckpointError)
 """What a user can put right, and is told in one line."""
@@ -35,52 +36,44 @@ class Origin(NamedTuple):
 
 
 class Mailbox:
-    """A worker's end of LitServe's queues: requests arrive in a thread, so that looking for them costs nothing, and the
-    answers of one step leave together, as one message for each HTTP process."""
+    """A worker's end of LitServe's queues: two threads wait for these, and what gathers meanwhile is one message."""
 
     def __init__(self, name: str, loop: LitLoop, request_queue: Any, transport: Any) -> None:
-        self._name, self._loop, self._out = name, loop, transport
+        self._name, self._loop, self._in, self._out = name, loop, request_queue, transport
         self._received: SimpleQueue[tuple[Origin, Any]] = SimpleQueue()
-        self._told: defaultdict[int, list[Any]] = defaultdict(list)
-        threading.Thread(target=self._receive, args=(request_queue,), name="requests", daemon=True).start()
+        self._told: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+        for work in (self._receive, self._send):
+            threading.Thread(target=work, name=work.__name__, daemon=True).start()
 
-    def _receive(self, request_queue: Any) -> None:
+    def _receive(self) -> None:
         while True:
             try:
-                consumer, uid, _, payload = request_queue.get()
+                consumer, _, _, payloads = self._in.get()
             except (EOFError, OSError):  # the process that holds LitServe's queues has ended
                 os._exit(0)
-            self._received.put((Origin(consumer, uid), payload))
+            for uid, payload in payloads:
+                self._received.put((Origin(consumer, uid), payload))
 
-    def wake(self, message: Any, origin: Origin | None = None) -> None:
+    def _send(self) -> None:
+        while True:
+            told: defaultdict[int, list[Any]] = defaultdict(list)
+            for consumer, message in drained(self._told):
+                told[consumer].append(message)
+            for consumer, messages in told.items():
+                kinds = LitAPIStatus.OK, LoopResponseType.STREAMING
+                self._loop.put_response(self._out, consumer, self._name, messages, *kinds)
+
+    def wake(self, message: Any) -> None:
         """Hands the worker's loop a message of one of its other threads."""
-        self._received.put((origin or Origin(0, -1), message))
+        self._received.put((Origin(0, -1), message))
 
     def take(self, *, wait_for_one: bool) -> list[tuple[Origin, Any]]:
         """What has arrived; ``wait_for_one`` waits if there is nothing."""
-        taken = [self._received.get()] if wait_for_one else []
-        try:
-            while True:
-                taken.append(self._received.get_nowait())
-        except Empty:
-            return taken
+        return drained(self._received, wait=wait_for_one)
 
     def tell(self, origin: Origin, message: Any) -> None:
-        """Keeps a message for `flush`."""
-        self._told[origin.consumer].append(message)
-
-    def flush(self) -> None:
-        """Sends what `tell` has kept."""
-        told, self._told = self._told, defaultdict(list)
-        for consumer, messages in told.items():
-            self._loop.put_response(
-                transport=self._out,
-                response_queue_id=consumer,
-                uid=self._name,
-                response_data=messages,
-                status=LitAPIStatus.OK,
-                response_type=LoopResponseType.STREAMING,
-            )
+        """Sends a message to the HTTP process of a request, from any thread."""
+        self._told.put((origin.consumer, message))
 
 
 class WorkerLoop(LitLoop):

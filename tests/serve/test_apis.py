@@ -1,6 +1,7 @@
 """``PolicyAPI`` and ``RewardAPI`` in somebody's own LitServer, and what ``PolicyServer`` is made of."""
 
 import ast
+import asyncio
 import json
 import os
 import re
@@ -20,6 +21,8 @@ import psutil
 import pytest
 
 from serve import PolicyAPI, PolicyServer, RewardAPI
+from serve.calls import Deadline
+from serve.errors import ApiError
 from tests.process_list import lives
 from tests.serve.bodies import CHAT, HELLO, SCORE, streamed
 from tests.serve.conftest import START_S, wait_until
@@ -155,6 +158,12 @@ def test_a_queue_of_litserves_that_is_gone_is_a_lost_worker(export: Path) -> Non
         def put(self, _: Any) -> None:
             raise BrokenPipeError
 
+    async def ask() -> None:
+        with pytest.raises(ApiError) as refused:
+            await spec.ask(None, deadline=Deadline(30.0))
+        assert refused.value.status == 503
+
     spec.request_queue = Gone()
-    spec.send(1, None)
+    spec.response_buffer, spec.data_streamer = {}, litserve.LitServer.data_streamer
+    asyncio.run(ask())
     assert not spec.is_alive

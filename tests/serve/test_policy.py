@@ -43,9 +43,6 @@ class Script:
     def tell(self, origin: Origin, message: Any) -> None:
         self.told.append((origin, message))
 
-    def flush(self) -> None:
-        """Has nothing to do."""
-
 
 @pytest.fixture(scope="module")
 def weights(export: Path) -> NewWeights:
