@@ -35,7 +35,7 @@ class QueueFull(ApiError):
 
 
 class Deadline:
-    """The time limit of a request, which starts when the object is made."""
+    """The time limit of a request, which starts when the object is made, and its error (504)."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._began = seconds, time.monotonic()
@@ -47,7 +47,6 @@ class Deadline:
         return self._seconds - self.spent()
 
     def passed(self) -> ApiError:
-        """The error for whoever still waits when the time is up (504)."""
         message = f"not finished within {self._seconds:g} s: ask for less at once, or later."
         return ApiError(504, message, code="deadline_exceeded")
 
