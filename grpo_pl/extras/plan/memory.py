@@ -114,6 +114,11 @@ class Workload:
         """Most tokens in a micro-batch."""
         return min(self.micro_batch_tokens, self.all_tokens)
 
+    @property
+    def passing_bytes(self) -> int:
+        """Per parameter, as forward and backward passes find it: FSDP2 gathers in the type of the computation."""
+        return self.compute_bytes if self.layout == "fsdp" else self.weight_bytes
+
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
@@ -168,7 +173,6 @@ def memory_plan(shape: Shape, work: Workload) -> MemoryPlan:
     """The plan of one process. Formulas and what they leave out: docs/scaling.md."""
     cut = work.processes if work.layout == "fsdp" else 1
     on_device = 0.0 if work.offload else 1.0
-    root = shape.parameters - shape.layers * shape.block_parameters
     parameters = _weights(shape, work) / cut * on_device
     gradients = shape.trainable * work.weight_bytes / cut * on_device
     kept = {"parameters": parameters, "optimiser": 2 * gradients}
@@ -190,14 +194,14 @@ def memory_plan(shape: Shape, work: Workload) -> MemoryPlan:
         gradients *= 2  # and the buckets in which they are averaged
     if work.layout == "fsdp" and work.deferred:
         gradients += shape.trainable * 4
+    kept_for_backward, computed_again = activation_bytes(shape, work)
     update = {
         "gradients": gradients,
-        "activations": float(work.tokens * activation_bytes(shape, work)),
+        "activations": float(work.tokens * (kept_for_backward + computed_again)),
         "LM head": head_bytes(shape, work),
     }
     if work.layout == "fsdp":
-        blocks = 2 * shape.block_parameters
-        update["gathered blocks"] = float((root + blocks) * (work.compute_bytes + 4))
+        update = {"gradients": gradients, **_fsdp_update(shape, work)}
     if work.teacher_head_bytes or work.own_head:
         own = shape.vocabulary * shape.hidden * work.weight_bytes if work.own_head else 0
         update["teacher's head"] = work.teacher_head_bytes + own
@@ -205,6 +209,26 @@ def memory_plan(shape: Shape, work: Workload) -> MemoryPlan:
     return MemoryPlan(
         kept=kept, rollout=rollout_bytes(shape, work), update=update, teacher=teacher, together=work.ahead > 0
     )
+
+
+def _fsdp_update(shape: Shape, work: Workload) -> dict[str, float]:
+    """What an update takes beside this process's gradients, at the fullest of three moments: the backward pass is in
+    the LM head, in the last block, or where it sums the gradients of what is outside of blocks."""
+    kept, again = (work.tokens * number for number in activation_bytes(shape, work))
+    c, block = work.compute_bytes, shape.block_parameters
+    root = shape.parameters - shape.layers * block
+    head, share = shape.vocabulary * shape.hidden, shape.trainable / shape.parameters
+    moments = (
+        {"activations": kept, "LM head": head_bytes(shape, work), "gathered weights": root * c},
+        {
+            "activations": kept + again,
+            "LM head": head * c * share,  # its gradient waits for that of the embedding
+            "gathered weights": (root + 2 * block) * c,  # the next block is on its way
+            "whole gradients": block * (c + 4) * share,  # in the type of the computation, and as they are summed
+        },
+        {"gathered weights": root * c, "whole gradients": root * (c + 4) * share},
+    )
+    return max(moments, key=lambda parts: sum(parts.values()))
 
 
 def teacher_bytes(shape: Shape, *, weight_bytes: int, layout: Layout) -> float:
@@ -216,15 +240,15 @@ def teacher_bytes(shape: Shape, *, weight_bytes: int, layout: Layout) -> float:
     return float((root + 2 * shape.block_parameters) * weight_bytes)
 
 
-def activation_bytes(shape: Shape, work: Workload) -> float:
-    """Bytes per token that wait for the backward pass.
+def activation_bytes(shape: Shape, work: Workload) -> tuple[float, float]:
+    """Bytes per token that wait for the backward pass, and those that one block at a time computes again there.
 
     A block keeps the inputs of its products and norms: 6 h + 4 q + 2 k + 4 f numbers (hidden size h, query width q, key
     width k, intermediate size f). Where norms and SiLU are fused, it is 3 f; and of h the two inputs of norms in the
     type of the weights and the inputs of products in theirs: five if that is another type, else two. With attention in
     C it is 2 q. With activation checkpointing it keeps its input, and one block at a time the rest.
     """
-    wide, narrow = work.weight_bytes, work.compute_bytes
+    wide, narrow = work.passing_bytes, work.compute_bytes
     fused = work.fused != "none"
     outer = shape.hidden * (2 * wide + (2 if wide == narrow else 5) * narrow if fused else 6 * narrow)
     query = 2 if work.fused == "cpu" else 4
@@ -232,8 +256,8 @@ def activation_bytes(shape: Shape, work: Workload) -> float:
     block = outer + inner * narrow
     ends = 3 * shape.hidden * 4
     if work.checkpointing:
-        return shape.layers * shape.hidden * work.compute_bytes + block + ends
-    return shape.layers * block + ends
+        return shape.layers * shape.hidden * work.compute_bytes + ends, block
+    return shape.layers * block + ends, 0.0
 
 
 def head_bytes(shape: Shape, work: Workload) -> float:
@@ -244,7 +268,7 @@ def head_bytes(shape: Shape, work: Workload) -> float:
     if work.teacher_head_bytes or work.own_head:
         return 4.0 * 8 * min(positions * shape.vocabulary, head._TAUGHT_ELEMENTS)
     if work.fused == "gpu":
-        wide, narrow = work.weight_bytes, work.compute_bytes
+        wide, narrow = work.passing_bytes, work.compute_bytes
         tokens = min(positions, CHUNK_TOKENS, max(1, CHUNK_ELEMENTS // shape.vocabulary))
         per_entry = tokens * narrow + shape.hidden * (4 + narrow + (narrow if wide != narrow else 0))
         return float(shape.vocabulary * per_entry)
@@ -264,9 +288,11 @@ def rollout_bytes(shape: Shape, work: Workload) -> dict[str, float]:
         columns = work.prompt_tokens + work.completion_tokens
         keys_and_values = float(work.rows * columns * shape.layers * 2 * shape.key * work.compute_bytes)
         logits = 3.0 * work.rows * shape.vocabulary * 4
-    copied = shape.parameters  # joined or packed: a second copy
+    copied = shape.parameters  # joined, packed or in another type: a second copy
     if work.quantized and work.engine_bytes is None:  # those of the blocks stay as they are
         copied -= shape.layers * shape.block_parameters
+    elif work.fused == "gpu" and shape.trainable == shape.parameters and work.passing_bytes == work.compute_bytes:
+        copied = shape.layers * shape.hidden * (shape.query + 2 * shape.key + 2 * shape.intermediate)  # only the joined
     parts = {
         "keys and values": keys_and_values,
         "weights for decoding": float(copied * work.compute_bytes),

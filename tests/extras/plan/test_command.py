@@ -133,6 +133,39 @@ def test_fsdp_cuts_what_is_kept_and_gathers_for_the_rollout() -> None:
     assert set(memory_plan(SHAPE, _with(layout="fsdp", processes=4, offload=True)).kept.values()) == {0.0}
 
 
+def test_an_update_under_fsdp_is_planned_at_the_fullest_of_three_moments() -> None:
+    """100 parameters outside of blocks, and a head of 20 · 8; gathered and passed in 2 bytes."""
+    work = _with(layout="fsdp", processes=4, compute_bytes=2, fused="gpu")
+    tokens, block, ends = 2 * 5 + 8 * 10, (4 * 8 + 4 * 8 + 2 * 4 + 3 * 16) * 2, 3 * 8 * 4
+    whole = tokens * (3 * block + ends)
+    assert memory_plan(SHAPE, work).update == {  # in the head, while all activations wait
+        "gradients": 1000,
+        "activations": whole,
+        "LM head": 90 * 20 * 2 + 20 * 8 * (4 + 2),
+        "gathered weights": 100 * 2,
+    }
+    again = memory_plan(SHAPE, replace(work, checkpointing=True)).update
+    assert again == {  # in the last block
+        "gradients": 1000,
+        "activations": tokens * (3 * 8 * 2 + ends + block),
+        "LM head": 20 * 8 * 2,
+        "gathered weights": (100 + 2 * 300) * 2,
+        "whole gradients": 300 * (2 + 4),
+    }
+    few = memory_plan(replace(SHAPE, block_parameters=3), replace(work, rows=1, micro_batch_tokens=1)).update
+    assert few == {"gradients": 1000, "gathered weights": 991 * 2, "whole gradients": 991 * (2 + 4)}
+
+
+def test_a_gpu_copies_for_decoding_what_it_joins_or_holds_in_another_type() -> None:
+    def copied(**changes: Any) -> float:
+        return memory_plan(SHAPE, _with(**changes)).rollout["weights for decoding"]
+
+    joined = 3 * 8 * (8 + 2 * 4 + 2 * 16)  # queries, keys and values; gates and what they gate
+    assert copied(fused="gpu") == joined * 4
+    assert copied(fused="gpu", compute_bytes=2) == 1000 * 2  # from float32
+    assert copied(fused="gpu", compute_bytes=2, layout="fsdp", processes=4) == joined * 2  # gathered in that type
+
+
 def test_the_budget_is_the_largest_micro_batch_that_fits() -> None:
     limit = memory_plan(SHAPE, _with(micro_batch_tokens=33)).peak
     assert token_budget(SHAPE, WORK, limit) == 32
