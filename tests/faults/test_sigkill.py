@@ -42,6 +42,21 @@ def test_deaths_in_a_cold_start_leave_no_trace(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ten_deaths_in_a_cold_start_leave_no_trace(
+    quickstart: Any, tmp_path: Path, assert_same_end: Callable[[Any], None]
+) -> None:
+    """Between a step and its checkpoint, before the step, or with the checkpoint half written."""
+    ours, rng = replace(quickstart, cache=tmp_path / "cache"), random.Random(0)
+    for _ in range(10):
+        planned = Death(rng.choice(["cold start", "update", "save"]), rng.randint(1, 5))
+        assert ours.fit("--resume", death=planned) == -signal.SIGKILL, ours.log
+        assert [file.suffix for file in (ours.cache / "cold_start").iterdir()] in ([], [".steps"])
+    assert ours.fit("--resume") == 0, ours.log
+    assert_same_end(ours)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("run", "deaths", "turns"),

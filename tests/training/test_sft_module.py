@@ -6,6 +6,7 @@ import shutil
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -180,6 +181,21 @@ def test_a_run_that_is_killed_and_resumed_ends_bit_for_bit(
     command_line.done("sft", "--config", config, "--resume", "--name=killed")
     ours = command_line.runs / "killed"
     assert_same_end(ours, tuned)
+    assert read_metrics(ours / "metrics.csv") == read_metrics(tuned / "metrics.csv")
+    exports = [(run / "export" / "model.safetensors").read_bytes() for run in (ours, tuned)]
+    assert exports[0] == exports[1]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_ten_times_ends_bit_for_bit(
+    tuned: Path, command_line: CommandLine, read_metrics: ReadMetrics
+) -> None:
+    """In a step that is drawn, with a checkpoint after each."""
+    config, rng = write_config(command_line.folder, "often", checkpoint={"every_n_rollouts": 1, "keep": 2}), Random(0)
+    for _ in range(10):
+        _killed(command_line, config, "often", rng.randint(1, 2))
+    command_line.done("sft", "--config", config, "--resume", "--name=often")
+    ours = command_line.runs / "often"
     assert read_metrics(ours / "metrics.csv") == read_metrics(tuned / "metrics.csv")
     exports = [(run / "export" / "model.safetensors").read_bytes() for run in (ours, tuned)]
     assert exports[0] == exports[1]
