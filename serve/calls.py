@@ -30,7 +30,7 @@ class QueueFull(ApiError):
 
     def __init__(self, waiting: int) -> None:
         super().__init__(
-            429, f"{waiting} requests wait already; try again shortly.", code="queue_full", headers={"Retry-After": "1"}
+            429, f"the queue is full ({waiting} waiting); try again.", code="queue_full", headers={"Retry-After": "1"}
         )
 
 
