@@ -19,12 +19,13 @@ from grpo_pl.training.module import GRPOModule
 
 
 class Digests(Callback):
-    """Writes a line with the digest of the policy's weights before the first rollout, that is of a cold start, and
-    beside each checkpoint; when the fit ends, however it does, one of ``completions.jsonl``. Each line has the
-    completed rollouts and the seconds that it took, about one for each gigabyte of weights.
+    """Writes a line with the digest of the policy's weights before the first rollout, that is of a cold start, beside
+    each checkpoint, and one rollout behind either, so that one update can be repeated and compared; when the fit ends,
+    however it does, one of ``completions.jsonl``. Each line has the completed rollouts and the seconds that it took,
+    about one for each gigabyte of weights.
 
     Args:
-        every_n_rollouts: also after so many rollouts, 1 for each; 0 leaves it to the checkpoints.
+        every_n_rollouts: also after so many rollouts, 1 for each; 0 adds none.
     """
 
     def __init__(self, every_n_rollouts: int = 0) -> None:
@@ -34,6 +35,7 @@ class Digests(Callback):
         self.folder: RunFolder | None = None
         """Set by the command line to the run's folder; None writes nothing."""
         self._written: set[int] = set()
+        self._begun = 0  # completed rollouts at the start of this process or at the newest checkpoint
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.folder = trainer.strategy.broadcast(self.folder) if stage == "fit" else None
@@ -48,16 +50,19 @@ class Digests(Callback):
             with best_effort(self.folder.digests), row_writer(self.folder.digests) as write:
                 for row in rows:
                     write(row)
+        self._begun = completed
         self._written = set(trainer.strategy.broadcast({row["step"] for row in rows}))
         self._write_weights(trainer, pl_module)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self.every_n_rollouts and completed_rollouts(trainer) % self.every_n_rollouts == 0:
+        completed = completed_rollouts(trainer)
+        if completed == self._begun + 1 or (self.every_n_rollouts and completed % self.every_n_rollouts == 0):
             self._write_weights(trainer, pl_module)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._begun = completed_rollouts(trainer)
         self._write_weights(trainer, pl_module)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

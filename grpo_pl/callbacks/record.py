@@ -18,6 +18,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
+import grpo_pl
 from grpo_pl.config.presets import preset_name
 from grpo_pl.config.terms import ROOM
 from grpo_pl.data.datamodule import RolloutDataModule
@@ -30,7 +31,7 @@ from grpo_pl.training.module import GRPOModule
 
 LONGEST_EXAMPLE = 8000
 """Most characters of an example, as JSON."""
-PACKAGES = ("grpo_pl", "torch", "lightning", "transformers")
+PACKAGES = ("torch", "lightning", "transformers")
 
 
 class RunRecord(Callback):
@@ -42,9 +43,13 @@ class RunRecord(Callback):
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._threads = 0
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._threads = torch.get_num_threads()  # before those of an engine in its own process are taken from them
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        facts = facts_of(trainer, cast(GRPOModule, pl_module))  # on all ranks: a sharded policy counts together
+        facts = facts_of(trainer, cast(GRPOModule, pl_module), threads=self._threads)  # on all ranks
         if not trainer.is_global_zero:
             return
         with best_effort(self.path):
@@ -56,8 +61,8 @@ class RunRecord(Callback):
                 file.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def facts_of(trainer: Trainer, module: GRPOModule) -> dict[str, Any]:
-    """The facts of this process's run."""
+def facts_of(trainer: Trainer, module: GRPOModule, *, threads: int) -> dict[str, Any]:
+    """The facts of this process's run, which began with so many threads."""
     policy, data = module.require_policy(), data_of(trainer)
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in policy.parameters()]
     given = module.policy_config
@@ -73,7 +78,7 @@ def facts_of(trainer: Trainer, module: GRPOModule) -> dict[str, Any]:
         "compute": {
             "precision": str(trainer.precision),
             "decoder": module.decoder or "",
-            "threads": torch.get_num_threads(),
+            "threads": threads,
         },
         "examples": examples_of(data),
         "data": {
@@ -81,7 +86,7 @@ def facts_of(trainer: Trainer, module: GRPOModule) -> dict[str, Any]:
             "digest": data_digest(data),
             "held_out": {name: len(problems) for name, problems in data.held_out().items()},
         },
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "versions": versions(),
         "machine": {
             "system": platform.platform(),
             "processor": processor_name(),
@@ -89,6 +94,12 @@ def facts_of(trainer: Trainer, module: GRPOModule) -> dict[str, Any]:
         },
         "processes": trainer.world_size,
     }
+
+
+def versions() -> dict[str, str]:
+    """Version of Python, of ours, and of the packages that compute."""
+    packages = {name: version(name) for name in PACKAGES}
+    return {"python": platform.python_version(), "grpo_pl": grpo_pl.__version__, **packages}
 
 
 def processor_name() -> str:

@@ -213,13 +213,17 @@ class GRPOCLI(RunCLI):
             arguments["verbose"] = False  # our own table has the intervals as well
         return arguments
 
+    def say(self, line: str) -> None:
+        """Tells the user something before the run begins."""
+        say(line)
+
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         require_fields(self._given.trees, self._parser(args[0]).groups or ())
         super().parse_arguments(parser, args)
 
     def _run_subcommand(self, subcommand: str) -> None:
         if self.run is not None and self.run.note:
-            say(self.run.note)
+            self.say(self.run.note)
         try:
             super()._run_subcommand(subcommand)
         except OSError as error:
@@ -242,7 +246,7 @@ class GRPOCLI(RunCLI):
         if self.model.pool is not None:
             self._end.enter_context(self.model.pool)  # which the check starts
         resumes = bool(self._settings.ckpt_path or self._settings.get("resume"))
-        check_start(self.model, self.datamodule, say, resumes=resumes)  # before a run folder is claimed
+        check_start(self.model, self.datamodule, self.say, resumes=resumes)  # before a run folder is claimed
         check_monitors(as_list(trainer["callbacks"]), self.model.validation, self.model.rewards, self.datamodule)
         if self._settings.ckpt_path:
             if self._settings.get("resume"):
@@ -268,7 +272,7 @@ class GRPOCLI(RunCLI):
         for logger in self._others:
             logger.log_hyperparams(read_settings(self._resolved_config()))
         if derived:
-            say(table(derived))
+            self.say(table(derived))
         return built
 
     def _open_run(self) -> list[Any]:

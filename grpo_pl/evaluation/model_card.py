@@ -11,6 +11,7 @@ from typing import Any
 import grpo_pl
 from grpo_pl.evaluation.curves import Points, read_curves
 from grpo_pl.files.runs import RunFolder, flat_settings, read_settings
+from grpo_pl.rewards.pretrained import VERIFIED
 
 _HELD_OUT = re.compile(r"val(/.+)?/(greedy|pass@\d+|maj@\d+|reward)")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -68,6 +69,7 @@ def model_card(
         f"```bash\ngrpo-pl serve --model {name}\ngrpo-pl evaluate --model {name} --data problems.jsonl\n```",
         heading + "\n".join(rows) if rows else "",
         _training(run, config, curves, rewards, last),
+        _proof(run, last),
         f"## Licence\n\n{license}" if license else f"## Licence\n\nNot stated{kept}.",
         _configuration(text.strip()),
     ]
@@ -163,6 +165,17 @@ def _training(
     }
     rows = [f"| {fact} | {value} |" for fact, value in facts.items() if value is not None]
     return "## Training\n\n| | |\n|---|---|\n" + "\n".join(rows)
+
+
+def _proof(run: RunFolder, rollouts: int | None) -> str:
+    """What ``grpo-pl verify`` has found of an export with the weights of this one."""
+    file = run.export / VERIFIED
+    told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if not told.get("proved") or told["weights"] != run.weights_digests().get(rollouts or 0):
+        return ""
+    found = "\n".join(f"- {check['what']}: {check['told']}" for check in told["checks"])
+    there = ", ".join(f"{name} {value}" for name, value in told["surroundings"].items())
+    return f"## Proof\n\n`grpo-pl verify` repeated parts of the run on {told['when']} ({there}):\n\n{found}"
 
 
 def _configuration(text: str) -> str:

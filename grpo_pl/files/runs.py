@@ -185,11 +185,17 @@ def _config_so_far(folder: RunFolder) -> dict[str, Any]:
 
 def newest_run_folder(root: Path, name: str) -> RunFolder | None:
     """The last claimed of ``root/name``, ``root/name-2`` … that a run of this very name made; None if there is none."""
+    return next(iter(runs_of_name(root, name)), None)
+
+
+def runs_of_name(root: Path, name: str) -> list[RunFolder]:
+    """Those of ``root/name``, ``root/name-2`` … that a run of this very name made, the last claimed first."""
     numbers = {1: root / name} if (root / name).is_dir() else {}
     for path in root.glob(f"{glob.escape(name)}-*") if root.is_dir() else ():
         match = re.fullmatch(re.escape(name) + r"-([1-9]\d*)", path.name)
         if match is not None and path.is_dir():
             numbers[int(match[1])] = path
+    found = []
     for number in sorted(numbers, reverse=True):
         folder = RunFolder(numbers[number])
         made_by = _name_of_run(folder)
@@ -198,8 +204,8 @@ def newest_run_folder(root: Path, name: str) -> RunFolder | None:
         elif not re.fullmatch(re.escape(made_by) + r"(-[1-9]\d*)?", folder.path.name):
             made_by = folder.path.name  # it was copied or renamed since
         if made_by == name:
-            return folder
-    return None
+            found.append(folder)
+    return found
 
 
 def _name_of_run(folder: RunFolder) -> str | None:

@@ -20,6 +20,8 @@ from grpo_pl.files.rows import Row, read_object
 
 MANIFEST = "grpo_pl.json"
 """File in an exported folder with what Hugging Face files do not hold: template, rewards and limits of sampling."""
+VERIFIED = "verified.json"
+"""File beside it with what ``grpo-pl verify`` compared."""
 _CONFIGS = ("config.json", "adapter_config.json")
 _GENERATION = "generation_config.json"
 _INDEX = "model.safetensors.index.json"

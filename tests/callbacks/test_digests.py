@@ -41,13 +41,13 @@ def test_tied_weights_and_their_copies_have_one_digest() -> None:
 
 
 def test_a_run_has_a_digest_of_its_start_of_each_checkpoint_and_of_its_completions(command_line: Any) -> None:
-    config = command_line.config("digests", checkpoint={"every_n_rollouts": 2, "keep": 1, "keep_best": 0})
-    command_line.done("fit", "--config", config)
+    config = command_line.config("digests", checkpoint={"every_n_rollouts": 3, "keep": 1, "keep_best": 0})
+    command_line.done("fit", "--config", config, "--data.steps=6", "--trainer.val_check_interval=6")
     run = command_line.runs / "digests"
-    assert [row["step"] for row in _rows(run)] == [0, 2, 4, 4]
+    assert [row["step"] for row in _rows(run)] == [0, 1, 3, 4, 6, 6]  # the last is of completions
     weights = RunFolder(run).weights_digests()
-    assert list(weights) == [0, 2, 4] and len(set(weights.values())) == 3
-    assert weights[4] == _of_checkpoint(run, 4)
+    assert len(set(weights.values())) == len(weights)
+    assert weights[6] == _of_checkpoint(run, 6)
     written = hashlib.sha256((run / "completions.jsonl").read_bytes()).hexdigest()
     assert _rows(run)[-1]["completions"] == written
     assert all(0 <= row["seconds"] < 1 for row in _rows(run))
@@ -75,7 +75,7 @@ def test_a_resumed_run_keeps_what_came_before_and_writes_each_rollout_where_aske
     run = command_line.runs / "again"
     before = RunFolder(run).weights_digests()
     command_line.done("fit", "--config", config, "--data.steps=4", "--resume", "--digests.every_n_rollouts=1")
-    assert [row["step"] for row in _rows(run)] == [0, 2, 3, 4, 4]
+    assert [row["step"] for row in _rows(run)] == [0, 1, 2, 3, 4, 4]
     assert before.items() <= RunFolder(run).weights_digests().items()
     assert RunFolder(run).weights_digests()[4] == _of_checkpoint(run, 4)
 

@@ -33,6 +33,7 @@ HOURS = (
 FIRST_STEPS = "tests/docs/test_first_steps_page.py::"
 DATA, EVALUATION = "tests/docs/test_data_page.py::", "tests/docs/test_evaluation_page.py::"
 NEW = "tests/extras/scaffold/test_command.py::"
+REPLAY = "tests/extras/replay/"
 BUILT = "tests/cli/test_main.py::test_every_shipped_configuration_can_be_built"
 FOLLOW = "tests/serve/test_follow.py::"
 QUICKSTART = r"grpo-pl fit --config configs/quickstart\.yaml"
@@ -95,6 +96,8 @@ RUN_BY = {
     r"grpo-pl doctor .*": "tests/extras/doctor/test_command.py::test_a_shipped_configuration_is_silent",
     r"grpo-pl validate --config configs/quickstart.*": EVALUATION + "test_a_policy_is_compared_with_its_beginning",
     r"grpo-pl compare .*": "tests/extras/compare/test_command.py::test_each_preset_is_a_run_of_its_own",
+    r"grpo-pl verify runs/quickstart": REPLAY
+    + "test_proof.py::test_the_export_of_a_run_is_proved_and_its_card_says_so",
     r"grpo-pl report runs/\S+": "tests/extras/report/test_page.py::test_the_page_needs_nothing_from_outside",
     r"grpo-pl report runs/\S+ runs/\S+": "tests/extras/report/test_comparison.py::"
     "test_the_page_has_a_line_for_each_run",

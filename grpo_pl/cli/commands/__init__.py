@@ -22,6 +22,7 @@ VERBS: dict[str, str] = {
     "report": "Writes report.html for a run, or one page for several: curves, and what the policies wrote.",
     "score": "Scores the completions of a file with the rewards of a configuration; tests rewards, too.",
     "serve": "Serves a trained policy over HTTP, with the rewards it was trained on.",
+    "verify": "Proves an export: draws, scores and updates parts of its run again, and compares every bit.",
 }
 """Verb -> what it does, in one line. The module of a verb, see `module_of`, holds a function of that name; its typed
 arguments become options and its docstring becomes their help. It returns an exit status or None for success."""
@@ -32,6 +33,7 @@ EXTRAS: dict[str, str] = {
     "new": "grpo_pl.extras.scaffold.command",
     "plan": "grpo_pl.extras.plan.command",
     "report": "grpo_pl.extras.report.command",
+    "verify": "grpo_pl.extras.replay.command",
 }
 """Verb that no training needs -> its module, imported when the verb is called."""
 

@@ -1,0 +1,7 @@
+"""Time travel: any moment of a run again, bit for bit; branches of its past, and proofs of its exports."""
+
+from grpo_pl.extras.replay.moment import Moment, checkpoint_at, replay
+from grpo_pl.extras.replay.proof import Proof, prove
+from grpo_pl.extras.replay.recorded import CannotReplay, RecordedRun
+
+__all__ = ["CannotReplay", "Moment", "Proof", "RecordedRun", "checkpoint_at", "prove", "replay"]
