@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 import grpo_pl
-from grpo_pl.cli.commands import TRAINER_VERBS, VERBS, module_of
+from grpo_pl.cli.commands import BRANCH, TRAINER_VERBS, VERBS, module_of
 from grpo_pl.config.jsonargparse_adapter import USAGE_ERROR, Parser, explain, options_described
 from grpo_pl.config.objects import ConfigError, gather
 from grpo_pl.config.shipped import with_shipped_configs
@@ -187,6 +187,8 @@ def _train(verb: str, args: list[str], help_about: str) -> int:
             SFTCLI(args, help_about)
         elif verb == "doctor":
             return int(importlib.import_module(module_of(verb)).DoctorCLI([verb, *args], help_about).status)
+        elif verb == "fit" and any(arg.partition("=")[0] == "--branch" for arg in args):
+            importlib.import_module(BRANCH).fit(args, help_about)
         else:
             GRPOCLI([verb, *args], help_about)
     except RolloutInterrupted as stop:

@@ -41,6 +41,7 @@ class RunFolder:
         self.suspicious = path / "suspicious.jsonl"
         self.held_out = path / "held_out.jsonl"
         self.record = path / "run.json"
+        self.branch = path / "branch.json"
         self.made_by = path / ".name"
         self.report = path / "report.html"
         self.checkpoints = path / "checkpoints"

@@ -96,6 +96,7 @@ RUN_BY = {
     r"grpo-pl doctor .*": "tests/extras/doctor/test_command.py::test_a_shipped_configuration_is_silent",
     r"grpo-pl validate --config configs/quickstart.*": EVALUATION + "test_a_policy_is_compared_with_its_beginning",
     r"grpo-pl compare .*": "tests/extras/compare/test_command.py::test_each_preset_is_a_run_of_its_own",
+    r"grpo-pl fit --branch .*": REPLAY + "test_branch.py::test_another_reward_changes_what_follows_from_it_alone",
     r"grpo-pl verify runs/quickstart": REPLAY
     + "test_proof.py::test_the_export_of_a_run_is_proved_and_its_card_says_so",
     r"grpo-pl report runs/\S+": "tests/extras/report/test_page.py::test_the_page_needs_nothing_from_outside",

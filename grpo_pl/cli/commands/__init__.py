@@ -36,6 +36,8 @@ EXTRAS: dict[str, str] = {
     "verify": "grpo_pl.extras.replay.command",
 }
 """Verb that no training needs -> its module, imported when the verb is called."""
+BRANCH = "grpo_pl.extras.replay.branch"
+"""The module of ``fit --branch``."""
 
 
 def module_of(verb: str) -> str:

@@ -83,22 +83,48 @@ def build_page(run: RunFolder) -> str:
     samples = read_if_there(run.completions)
     if "val/reward" in columns:  # no reward says what is right, and nobody was asked
         samples = [{key: value for key, value in row.items() if key != "correct"} for row in samples]
+    branch = read_object(run.branch) if run.branch.is_file() else None
     data = {
         "name": run.path.resolve().name,
         "runs": 1,
         "warning": no_signal(columns),
         "tiles": tiles(columns, validations),
-        "facts": [["fact", "value"], *facts(run)],
+        "facts": [["fact", "value"], *facts(run), *(branch_facts(branch) if branch else [])],
         "held_out": {
             "charts": [*held_out_charts(columns, validations), *problem_charts(validations)],
             "answers": before_and_after(validations),
         },
-        "charts": [*charts(columns), *length_charts(samples)],
+        "charts": [*(branch_charts(run, columns, branch) if branch else []), *charts(columns), *length_charts(samples)],
         "samples": rollouts(thinned(samples)),
         "differences": [[]],
         "config": run.config.read_text(encoding="utf-8", errors="replace") if run.config.is_file() else "",
     }
     return _page(data)
+
+
+def branch_charts(run: RunFolder, columns: Mapping[str, Points], branch: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The curves of a branch and of the run that it was taken from, side by side from the branch on."""
+    after = {name: [point for point in points if point[0] > branch["step"]] for name, points in columns.items()}
+    other = {name: [(at, value) for at, value in points] for name, points in branch["curves"].items()}
+    ours = f"{run.path.resolve().name} (branch)"
+    both = {branch["run"]: other, ours: {name: points for name, points in after.items() if points}}
+    return [*compared_held_out(both, {name: [] for name in both}), *comparison_charts(both)]
+
+
+def branch_facts(branch: Mapping[str, Any]) -> list[list[str]]:
+    """Where a run was branched off, what was changed, and what became different first."""
+    found = [["branch of", f"{branch['run']}, before rollout {branch['step'] + 1}"]]
+    found += [["changed there", "; ".join(branch["changes"]) or "nothing"]]
+    if "first" not in branch:
+        return found
+    first, other = branch["first"], branch["completion"]
+    if first is None:
+        return [*found, ["first difference", f"none: {branch['compared']} rollouts are equal bit for bit"]]
+    found += [["first difference", f"rollout {first['step'] + 1}, {first['what']}: {first['there']} → {first['here']}"]]
+    if other is not None:
+        of = f"rollout {other['step'] + 1}, prompt {other['prompt_id']} ({other['question']}), sample {other['sample']}"
+        found += [["first other completion", f"{of}: {other['there']} → {other['here']}"]]
+    return found
 
 
 def comparison_data(runs: Mapping[str, RunFolder]) -> dict[str, Any]:
