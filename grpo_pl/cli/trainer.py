@@ -187,6 +187,12 @@ class GRPOCLI(RunCLI):
         if (watch := extra_callback("RewardWatch")) is not None:
             parser.add_lightning_class_args(watch, "watch")
         parser.add_argument(
+            "--branch",
+            type=str | None,
+            default=None,
+            help="RUN@S: the rest of a run from step S on, changed (`fit` only).",
+        )
+        parser.add_argument(
             "--profile", action="store_true", help="Print where the time of a step goes, at the end of `fit`."
         )
 
@@ -234,6 +240,8 @@ class GRPOCLI(RunCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         trainer = self._built.trainer
         check_trainer(trainer)
+        if self._settings.branch is not None:  # of the command line `fit` has taken it
+            raise ValueError(f"branch is {self._settings.branch!r} in a file: give --branch as an option of fit.")
         word = self._settings.ckpt_path
         if word in ("last", "best", "hpc", "registry") and not Path(word).exists():
             raise ValueError(
