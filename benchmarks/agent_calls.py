@@ -14,8 +14,8 @@ from typing import Any
 
 from common import publish, surroundings
 
-from grpo_pl.environments.openai_agent import AgentEnvironment
-from grpo_pl.environments.pool import EnvironmentPool, PoolLimits
+from grpo_pl.extras.agents.openai_agent import AgentEnvironment
+from grpo_pl.extras.agents.pool import EnvironmentPool, PoolLimits
 
 CALLS, ROUNDS = 50, 3
 

@@ -32,16 +32,16 @@ from common import (
 )
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo_pl.environments import Environment, EnvironmentPool
-from grpo_pl.environments.trl_factory import TRLEnvironment
+from grpo_pl.extras.agents import Environment, EnvironmentPool
+from grpo_pl.extras.agents.episode_rows import Episode
+from grpo_pl.extras.agents.episodes import run_episodes
+from grpo_pl.extras.agents.trl_factory import TRLEnvironment
 from grpo_pl.policy.dialogue import Dialogue, PlainTurns
 from grpo_pl.policy.loading import PolicyConfig, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rollout.engine import RolloutEngine
-from grpo_pl.rollout.episode_rows import Episode
 from grpo_pl.rollout.episode_settings import EpisodeSettings
-from grpo_pl.rollout.episodes import run_episodes
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import Problem, Rollout, SamplingParams

@@ -43,9 +43,9 @@ from step import update as updates
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from grpo_pl.extras.engines.native_child import NativeChildEngine
 from grpo_pl.functional.kernels.device import has_triton
 from grpo_pl.policy.logprobs import completion_logprobs
-from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.types import Rollout, SamplingParams
 

@@ -16,10 +16,10 @@ import torch
 from common import Cell, interleaved, parser_of, publish, request_of, summary, surroundings
 from transformers import PreTrainedModel
 
-from grpo_pl.rollout.copy_engine import CopyEngine
+from grpo_pl.extras.engines.copy_engine import CopyEngine
+from grpo_pl.extras.engines.native_child import NativeChildEngine, NativeWorker
+from grpo_pl.extras.engines.ray import RayEngine
 from grpo_pl.rollout.engine import ProgressFn
-from grpo_pl.rollout.native.child import NativeChildEngine, NativeWorker
-from grpo_pl.rollout.ray import RayEngine
 from grpo_pl.types import GenerateRequest, Rollout
 
 CELL = Cell(name="100M", layers=9, hidden=768, intermediate=3072, vocabulary=19_500, heads=12, key_heads=12)

@@ -41,14 +41,14 @@ from common import (
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 
-from grpo_pl.rollout.child.engine import ChildEngine
-from grpo_pl.rollout.copy_engine import ModelSpec
+from grpo_pl.extras.engines.child.engine import ChildEngine
+from grpo_pl.extras.engines.copy_engine import ModelSpec
+from grpo_pl.extras.engines.native_child import NativeChildEngine, NativeWorker
+from grpo_pl.extras.engines.vllm import VLLMEngine
 from grpo_pl.rollout.engine import RolloutEngine
-from grpo_pl.rollout.native.child import NativeChildEngine, NativeWorker
 from grpo_pl.rollout.native.decoder_choice import TORCH, default_decoder
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.native.kernels import Matrix
-from grpo_pl.rollout.vllm import VLLMEngine
 from grpo_pl.types import GenerateRequest, Rollout
 
 CPU_CELLS = [SMALL, NARROW, MEDIUM, SHORT]

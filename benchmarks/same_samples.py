@@ -34,6 +34,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from grpo_pl.distributed.sharding import Sharding, gathered, shard
+from grpo_pl.extras.engines.vllm import VLLMEngine
 from grpo_pl.functional.sampling import Noise, PrecomputedNoise, score_gaps, token_keys
 from grpo_pl.rollout import decoding
 from grpo_pl.rollout.decoding import row_keys
@@ -44,7 +45,6 @@ from grpo_pl.rollout.native.decode_kernel import built_kernels
 from grpo_pl.rollout.native.decoder_choice import TORCH
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
-from grpo_pl.rollout.vllm import VLLMEngine
 from grpo_pl.types import SampleKey, SamplingParams
 
 FLAT = Cell(name="flat", layers=4, hidden=128, intermediate=512, vocabulary=50_000, heads=4, key_heads=2)

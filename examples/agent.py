@@ -8,7 +8,7 @@ from openai import OpenAI
 
 import grpo_pl as g
 from grpo_pl.data.tasks.sorting import SortingPrompts
-from grpo_pl.environments.openai_agent import AgentEnvironment
+from grpo_pl.extras.agents.openai_agent import AgentEnvironment
 from grpo_pl.policy.dialogue import PlainTurns
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time the table below 
     from grpo_pl.data.demonstration_rows import DemonstrationRows as DemonstrationRows
     from grpo_pl.data.sources import PromptSource as PromptSource
     from grpo_pl.distributed.strategy import FSDP2Strategy as FSDP2Strategy
-    from grpo_pl.environments.base import Environment as Environment
+    from grpo_pl.environment import Environment as Environment
     from grpo_pl.evaluation.held_out import Validation as Validation
     from grpo_pl.extras.report.callback import WriteReport as WriteReport
     from grpo_pl.extras.watch.callback import RewardWatch as RewardWatch
@@ -95,7 +95,7 @@ DEFINED_IN = {
     # rewards, and what is played over many turns
     "Reward": "grpo_pl.rewards.base",
     "Score": "grpo_pl.rewards.base",
-    "Environment": "grpo_pl.environments.base",
+    "Environment": "grpo_pl.environment",
     # what flows between the stages of a step, and engines
     "PromptBatch": "grpo_pl.types",
     "Rollout": "grpo_pl.types",

@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import accumulate, repeat, starmap
 from typing import TYPE_CHECKING, Any
 
-from grpo_pl.environments.call_reader import CallReader
+from grpo_pl.extras.agents.call_reader import CallReader
 from grpo_pl.openai_format import answers
 from grpo_pl.openai_format.answers import DONE, MadeCall
 from grpo_pl.rollout.native.continuous import ScoredToken

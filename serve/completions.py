@@ -11,7 +11,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from grpo_pl.environments.call_reader import CallReader
+from grpo_pl.extras.agents.call_reader import CallReader
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rollout import grammars
 from grpo_pl.rollout.grammars import Grammar

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from grpo_pl.environments.base import Observation, listed, text_of
-from grpo_pl.environments.tool_calls import Call, Result
+from grpo_pl.environment import Observation, listed, text_of
+from grpo_pl.extras.agents.tool_calls import Call, Result
 from grpo_pl.openai_format.messages import Message
 from grpo_pl.policy.dialogue import Dialogue, messages_of
 from grpo_pl.policy.template import PROBE_TOOL, Example, PromptTemplate, takes_tools, telling

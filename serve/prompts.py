@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from grpo_pl.environments.tool_calls import Call
 from grpo_pl.evaluation.problems import EvalProblem
+from grpo_pl.extras.agents.tool_calls import Call
 from grpo_pl.openai_format.messages import FunctionTool, Message
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rollout.decoding import row_keys, sample_keys

@@ -35,7 +35,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_pl.config import jsonargparse_adapter
 from grpo_pl.distributed.collective import Collective
-from grpo_pl.environments import Environment, EnvironmentPool
+from grpo_pl.extras.agents import Environment, EnvironmentPool
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig, load_model
 from grpo_pl.policy.logprobs import completion_logprobs
@@ -86,12 +86,12 @@ LONGEST = (
     "tests/cli/",
     "tests/test_presets.py",
     "tests/rewards/",
-    "tests/environments/",
+    "tests/extras/agents/",
     "tests/extras/",
     "tests/training/",
     "tests/callbacks/",
-    "tests/rollout/ray/test_runs.py",
-    "tests/rollout/ray/test_deaths.py",
+    "tests/extras/engines/ray/test_runs.py",
+    "tests/extras/engines/ray/test_deaths.py",
     "tests/rollout/",
     "tests/data/tasks/",
     "tests/test_",
@@ -455,7 +455,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 
 
 IN_TORCH = ("test_interrupt", "test_sigkill", "test_shared_prompts", "test_draws",
-            "test_recorded", "test_prefetch")  # fmt: skip
+            "test_recorded", "test_prefetch", "test_prefetched")  # fmt: skip
 """Modules about the forward pass in torch, or about what happens in the middle of a rollout: the decode kernel ends it
 before anything can."""
 
@@ -468,7 +468,7 @@ def _drawn_in_torch(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-WORKERS_STAY = ("test_score", "test_filter", "test_preflight", "test_demo", "test_compare", "test_new", "test_doctor",
+WORKERS_STAY = ("test_score", "test_filter", "test_preflight", "test_command",
                 "test_presets", "test_recipes", "test_python_page", "test_first_steps_page",
                 "test_extending_page", "test_data_page", "test_readme", "test_fixes", "test_docs")  # fmt: skip
 """Modules whose runs judge mathematics, and which are not about the end of its worker processes: these take longer to

@@ -26,10 +26,10 @@ import torch
 import transformers.models.auto.modeling_auto
 import transformers.models.qwen2.modeling_qwen2  # noqa: F401
 
+import grpo_pl.extras.engines.native_child
 import grpo_pl.processes.child_process
-import grpo_pl.rollout.native.child
+from grpo_pl.extras.engines.child import main as child
 from grpo_pl.processes import entry
-from grpo_pl.rollout.child import main as child
 from tests.conftest import exit_status
 
 
@@ -124,7 +124,7 @@ def _run(run: Callable[[], int], env: Mapping[str, str], output: int | None, pas
 def _engine_process(
     command: Sequence[str], *, env: Mapping[str, str], stdout: Any, pass_fds: Sequence[int], **options: Any
 ) -> Forked | subprocess.Popen[bytes]:
-    """In the place of `subprocess.Popen`, for ``python -P …/processes/entry.py grpo_pl.rollout.child.main:main …``."""
+    """In the place of `subprocess.Popen`, for ``python -P …/entry.py grpo_pl.extras.engines.child.main:main …``."""
     begin = command.index(str(grpo_pl.processes.child_process.ENTRY)) + 1
     if command[begin] != f"{child.__name__}:main":
         return subprocess.Popen(command, env=env, stdout=stdout, pass_fds=pass_fds, **options)

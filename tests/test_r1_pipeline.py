@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.training.test_reward_model import CONFIG
+from tests.extras.preferences.test_reward_model import CONFIG
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "configs" / "r1_pipeline" / "run.sh"
@@ -52,7 +52,7 @@ def test_the_five_stages_run_one_after_the_other(command_line: Any, tmp_path: Pa
     assert last["model"]["cold_start"]["demonstrations"] == "out/2-kept.jsonl"
     assert len(last["model"]["rewards"]) == len(first["model"]["rewards"]) + 1
     assert len(list((tmp_path / "cache" / "cold_start").iterdir())) == 2  # two different cold starts
-    assert "rewards/model/mean" in (out / "3-all-round" / "metrics.csv").read_text()
+    assert "extras/judges/model/mean" in (out / "3-all-round" / "metrics.csv").read_text()
     assert (out / "3-all-round" / "export" / "model.safetensors").is_file()
 
 

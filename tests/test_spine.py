@@ -14,7 +14,7 @@ from grpo_pl.rewards.trust import TERMS
 
 PACKAGE = Path(grpo_pl.__file__).parent
 SOURCES = {"PrefetchedRollouts", "PartialRollouts", "prefetch", "partial_rollouts"}
-OF_SOURCES = {"prefetch.py", "partial_rollouts.py", "source_choice.py", "plain_samples.py"}
+OF_SOURCES = {"partial_rollouts.py", "source_choice.py"}
 OF_TERMS = {"demonstrated.py", "self_teacher.py", "frozen_models.py"}
 SPINE = [
     PACKAGE / "objective" / "algorithm.py",

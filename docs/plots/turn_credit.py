@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from grpo_pl.environments import play
-from grpo_pl.environments.frozen_lake import MOVES
-from grpo_pl.environments.gymnasium_ids import GymnasiumEnvironment
+from grpo_pl.extras.agents import play
+from grpo_pl.extras.agents.frozen_lake import MOVES
+from grpo_pl.extras.agents.gymnasium_ids import GymnasiumEnvironment
 from grpo_pl.functional.turn_credit import anchor_groups, gigpo_advantages, turn_returns
 
 MAP = ("SFFF", "FHFH", "FFFH", "HFFG")
@@ -43,8 +43,8 @@ def played() -> Group:
     lake = GymnasiumEnvironment(
         id="FrozenLake-v1",
         kwargs={"desc": list(MAP), "is_slippery": False},
-        observe="grpo_pl.environments.frozen_lake:show",
-        parse="grpo_pl.environments.frozen_lake:parse",
+        observe="grpo_pl.extras.agents.frozen_lake:show",
+        parse="grpo_pl.extras.agents.frozen_lake:parse",
     )
     moves = [episode.split() for episode in EPISODES]
     longest = max(map(len, moves))

@@ -10,7 +10,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
-from grpo_pl.environments.base import text_of
+from grpo_pl.environment import text_of
 from grpo_pl.files.rows import Row, json_line, read_lines, row_writer
 from grpo_pl.files.writing import append_lines, best_effort
 from grpo_pl.functional.argument_checks import check_at_least

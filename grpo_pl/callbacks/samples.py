@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo_pl.callbacks.completions import completion_rows, exchange_text, flat_row, shortened
-from grpo_pl.environments.base import text_of
+from grpo_pl.environment import text_of
 from grpo_pl.files.rows import Row
 from grpo_pl.functional.argument_checks import check_at_least
 

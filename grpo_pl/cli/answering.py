@@ -11,7 +11,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from grpo_pl.config.objects import build, build_environment, build_rewards
-from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.rewards.base import Reward, needs_of
 from grpo_pl.rewards.batch import ScoredBatch, score_completions
 from grpo_pl.training.progress import progress_bar
@@ -113,6 +112,8 @@ def load_answerer(trained: ServedModel, device: str, **sampling: Any) -> Answere
     drawing = replace(trained.sampling, **{name: value for name, value in sampling.items() if value is not None})
     episodes, pool = build(EpisodeSettings, dict(trained.episodes), "episodes"), None
     if trained.environment is not None:
+        from grpo_pl.extras.agents.pool import EnvironmentPool
+
         pool = EnvironmentPool(build_environment(trained.environment, trust=trained.trust_rewards), episodes)
     rewards = build_rewards(trained.rewards, trust_rewards=trained.trust_rewards)
     for reward in rewards:

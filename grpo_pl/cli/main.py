@@ -24,9 +24,8 @@ from typing import get_type_hints
 import grpo_pl
 from grpo_pl.cli.commands import BRANCH, TRAINER_VERBS, VERBS, module_of
 from grpo_pl.config.jsonargparse_adapter import USAGE_ERROR, Parser, explain, options_described
-from grpo_pl.config.objects import ConfigError, gather
+from grpo_pl.config.objects import ConfigError, gather, read_arguments
 from grpo_pl.config.shipped import with_shipped_configs
-from grpo_pl.config.suggestions import nearest
 from grpo_pl.config.terms import ROOM
 from grpo_pl.distributed.orphans import end_with_launcher
 
@@ -71,6 +70,8 @@ def _is_unread() -> bool:
 
 def _run(args: Sequence[str] | None) -> int:
     """Does what `main` says, and raises ``BrokenPipeError`` where nobody reads the output."""
+    from grpo_pl.config.suggestions import nearest
+
     verb, *rest = list(sys.argv[1:] if args is None else args) or ["--help"]
     if verb in ("-h", "--help"):
         print(overview())
@@ -171,22 +172,27 @@ def _train(verb: str, args: list[str], help_about: str) -> int:
 
         import_models()  # before Lightning does it
 
-        from grpo_pl.cli.reward_model import RewardModelCLI, trains_reward_model
-        from grpo_pl.cli.sft import SFTCLI
-        from grpo_pl.cli.trainer import GRPOCLI
         from grpo_pl.policy.quiet import quiet_libraries
         from grpo_pl.rollout.engine import RolloutInterrupted
 
+        trains_reward_model = verb == "fit" and "model.classifier" in read_arguments(args)
+        if trains_reward_model or verb == "doctor":
+            extra = importlib.import_module(module_of("reward model" if trains_reward_model else verb))
+        elif verb == "sft":
+            from grpo_pl.cli.sft import SFTCLI
+        else:
+            from grpo_pl.cli.trainer import GRPOCLI
+
     quiet_libraries()
     try:
-        if verb == "fit" and trains_reward_model(args):
-            RewardModelCLI([verb, *args])  # whose page of help is short
+        if trains_reward_model:
+            extra.RewardModelCLI([verb, *args])  # whose page of help is short
         elif not help_about:
             print(short_page(verb), end="")
         elif verb == "sft":
             SFTCLI(args, help_about)
         elif verb == "doctor":
-            return int(importlib.import_module(module_of(verb)).DoctorCLI([verb, *args], help_about).status)
+            return int(extra.DoctorCLI([verb, *args], help_about).status)
         elif verb == "fit" and any(arg.partition("=")[0] == "--branch" for arg in args):
             importlib.import_module(BRANCH).fit(args, help_about)
         else:

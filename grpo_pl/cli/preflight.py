@@ -10,30 +10,23 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from grpo_pl.cli.answering import leave_no_room
 from grpo_pl.cli.run_folder import as_list
 from grpo_pl.config.suggestions import NAMES, nearest
 from grpo_pl.data.datamodule import RolloutDataModule, check_distinct
-from grpo_pl.data.overlap import find_overlaps, refuse_repeats
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.distributed.strategy import check_strategy
-from grpo_pl.environments.base import Environment
+from grpo_pl.environment import Environment
 from grpo_pl.evaluation.held_out import HeldOutMetrics
 from grpo_pl.files.cache import cache_root
 from grpo_pl.files.runs import RunFolder, config_changes, read_settings
-from grpo_pl.files.sharded_checkpoints import read_head
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.loading import check_weights, context_length, load_model, load_tokenizer, model_config
 from grpo_pl.policy.template import Fits
-from grpo_pl.policy.text_check import check_texts
 from grpo_pl.rewards.base import Reward, correctness_index, require_correctness
-from grpo_pl.rewards.golds import check_golds, describe_bad_golds, needs_golds
-from grpo_pl.rewards.per_source import PerSource
 from grpo_pl.training.checks import check_extras, check_length, check_precision
 from grpo_pl.training.cold_start import ColdStart, code_hashes
 from grpo_pl.training.defaults import table
 from grpo_pl.training.module import GRPOModule
-from grpo_pl.training.reward_probe import PROBLEMS, probe_rewards
 from grpo_pl.training.vocabulary import check_vocabulary, demonstrated_problems, first_prompts
 from grpo_pl.types import Problem, StopStrings
 
@@ -60,6 +53,10 @@ def check_start(
             trained on or demonstrated, an engine that is not installed, a reward that this machine cannot compute, or
             one that fails when it is tried.
     """
+    from grpo_pl.cli.answering import leave_no_room
+    from grpo_pl.policy.text_check import check_texts
+    from grpo_pl.training.reward_probe import PROBLEMS, probe_rewards
+
     module.choose_source(data)
     module.engine.check()
     for reward in module.rewards:
@@ -207,6 +204,8 @@ def check_resume(
         config: the resolved configuration, of which the policy is compared with that of the checkpoint's own run.
         fit: training continues; otherwise the data do not matter.
     """
+    from grpo_pl.files.sharded_checkpoints import read_head
+
     shapes, state = read_head(checkpoint)
     own = RunFolder(checkpoint.absolute().parent.parent).config
     changes = []
@@ -257,6 +256,10 @@ def _check_source(
 ) -> None:
     """Loads the problems of a source; leaves out those that are too long, and those whose gold answers the correctness
     reward cannot judge against where the source's ``bad_rows`` says so."""
+    from grpo_pl.cli.answering import leave_no_room
+    from grpo_pl.rewards.golds import check_golds, describe_bad_golds, needs_golds
+    from grpo_pl.rewards.per_source import PerSource
+
     own = [reward.rewards.get(name) if isinstance(reward, PerSource) else reward for reward in rewards]
     if getattr(source, "answer", "") is None:
         for reward in own:
@@ -316,6 +319,8 @@ def _check_budget(
 
 def _check_splits(data: RolloutDataModule, say: Callable[[str], None]) -> None:
     """Refuses data without held-out problems, or with held-out problems that are trained on."""
+    from grpo_pl.data.overlap import find_overlaps, refuse_repeats
+
     held_out = data.held_out()
     lists = [leaf.problems("train") for leaf in data.source.leaves().values()]
     overlaps = find_overlaps(chain.from_iterable(rows for rows in lists if rows is not None), held_out)
@@ -333,6 +338,8 @@ def _check_demonstrations(
     cold_start: ColdStart, name: str, data: RolloutDataModule, say: Callable[[str], None]
 ) -> None:
     """Refuses demonstrations of held-out problems."""
+    from grpo_pl.data.overlap import find_overlaps, refuse_repeats
+
     file = cold_start.demonstrations
     overlaps = find_overlaps(demonstrated_problems(cold_start, data.source), data.held_out())
     refuse_repeats(overlaps, what=f"shown by {name}{f' ({file})' if file else ''}")

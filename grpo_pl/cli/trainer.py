@@ -18,7 +18,6 @@ from grpo_pl.callbacks.checkpoint import RolloutCheckpoint
 from grpo_pl.callbacks.completions import CompletionsLog
 from grpo_pl.callbacks.digests import Digests
 from grpo_pl.callbacks.held_out import ReportEvaluation
-from grpo_pl.callbacks.profiling import StageProfile
 from grpo_pl.callbacks.progress import StageProgress
 from grpo_pl.callbacks.record import KeepConfiguration
 from grpo_pl.callbacks.samples import SampleTable
@@ -36,9 +35,8 @@ from grpo_pl.cli.run_folder import (
     write_into,
 )
 from grpo_pl.config.jsonargparse_adapter import Parser, add_preset_option
-from grpo_pl.config.objects import import_shipped_sources, read, read_arguments, require_fields
+from grpo_pl.config.objects import import_named_sources, import_shipped_sources, read, read_arguments, require_fields
 from grpo_pl.config.shipped import short_name
-from grpo_pl.config.suggestions import nearest
 from grpo_pl.data.datamodule import RolloutDataModule, check_shares
 from grpo_pl.files.checkpoints import CheckpointError
 from grpo_pl.files.runs import OpenRun, RunFolder, newest_run_folder, read_settings
@@ -47,7 +45,6 @@ from grpo_pl.processes.rank import is_first_process
 from grpo_pl.training.checks import check_monitors
 from grpo_pl.training.defaults import Derived, table, unset_fields
 from grpo_pl.training.module import GRPOModule
-from grpo_pl.training.vocabulary import with_collected_characters
 
 
 class TrainerParser(Parser, LightningArgumentParser):
@@ -56,6 +53,8 @@ class TrainerParser(Parser, LightningArgumentParser):
     help_about = "all"
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
+        from grpo_pl.config.suggestions import nearest
+
         part = self.help_about
         if part != "all":
             names = [action.dest for action in self._actions]
@@ -166,8 +165,10 @@ class GRPOCLI(RunCLI):
         self._help_about = help_about
         self._others: list[Logger] = []
         """Loggers that the configuration names besides our own."""
-        import_shipped_sources()
         self._given = read_arguments(args)
+        import_named_sources(self._given)
+        if "--help" in args:
+            import_shipped_sources()
         with ExitStack() as self._end, self._given.own_objective():
             super().__init__(
                 GRPOModule,
@@ -292,17 +293,24 @@ class GRPOCLI(RunCLI):
         self.model.settings = read_settings(config)["model"]
         self._others = as_list(built.trainer["logger"])
         folder = self._claim_folder(config, built.checkpoint, built.completions, built.digests, built.get("watch"))
+        own = []
+        if given.profile:
+            from grpo_pl.callbacks.profiling import StageProfile
+
+            own.append(StageProfile())
         flags = " ".join(f"--config {short_name(Path(str(path)))}" for path in given.config or [])
         return [
             KeepConfiguration(folder, config),
             *run_callbacks(folder, f"grpo-pl validate {flags} --ckpt_path {folder.last_checkpoint}"),
-            *([StageProfile()] if given.profile else []),
+            *own,
         ]
 
     def _resolve(self) -> list[Derived]:
         """Replaces fields that are null, and characters ``from_data``, by those of the run that is resumed, or else by
         derived ones, and returns what it derived. They stand in the resolved configuration, so that every later resume,
         export and server has the same ones."""
+        from grpo_pl.training.vocabulary import with_collected_characters
+
         module, data = self.model, self.datamodule
         policy = module.policy_config
         unset = unset_fields(module.optimization, module.cold_start, data)

@@ -33,7 +33,7 @@ from yaml import YAMLError
 
 from grpo_pl.config.earlier import without_removed_fields
 from grpo_pl.config.presets import OBJECTIVE, PRESET, presets, with_preset_fields
-from grpo_pl.config.suggestions import nearest, nearest_argument, nearest_class, our_name
+from grpo_pl.config.suggestions import nearest_argument, nearest_class
 from grpo_pl.config.terms import EARLIER, TERMS
 from grpo_pl.moved import read_name
 
@@ -323,6 +323,8 @@ Say = Callable[[str, re.Match[str], Iterable[str]], str]
 
 
 def _unknown_flag(key: str, found: re.Match[str], options: Iterable[str]) -> str:
+    from grpo_pl.config.suggestions import nearest, our_name
+
     flag = found["flag"].split("=")[0]
     if flag.startswith("-"):
         name = flag.lstrip("-")
@@ -334,6 +336,8 @@ def _unknown_flag(key: str, found: re.Match[str], options: Iterable[str]) -> str
 
 
 def _unknown_key(key: str, found: re.Match[str], options: Iterable[str]) -> str:
+    from grpo_pl.config.suggestions import nearest, our_name
+
     name = f"{found['group']}.{found['key']}" if found["group"] else found["key"]
     return f"unknown key {name!r}{our_name(name) or nearest(name, options)}"
 

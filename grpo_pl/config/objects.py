@@ -11,6 +11,7 @@ none of its fields. `grpo-pl fit` and `grpo-pl validate` read by the same rules 
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from argparse import ArgumentError
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,8 +26,7 @@ from jsonargparse import Namespace, get_loader
 
 from grpo_pl.config.jsonargparse_adapter import Parser, add_preset_option, explain, option_names, subclasses_allowed
 from grpo_pl.config.presets import OBJECTIVE, PRESET
-from grpo_pl.config.suggestions import nearest
-from grpo_pl.environments.base import Environment
+from grpo_pl.environment import Environment
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rewards.batch import check_rewards
 from grpo_pl.rewards.trust import SOURCES, check_environment_trusted, check_rewards_trusted
@@ -57,6 +57,8 @@ def read(files: Sequence[Path | str], options: Sequence[str] = ()) -> Config:
 
 def settings(given: ConfigArguments, *keys: str) -> Config:
     """The settings that a verb reads, of which it uses those under ``keys``, such as ``data.source``."""
+    from grpo_pl.config.suggestions import nearest
+
     items = [str(given)] if isinstance(given, str | Path) else given or []
     options = [item for item in items if item.startswith("--")]
     for option in options:
@@ -204,7 +206,7 @@ class Config:
 
     def _parsed(self, key: str, kind: Any) -> tuple[Parser, Namespace]:
         if getattr(kind, "__module__", "").startswith("grpo_pl.data."):
-            import_shipped_sources()
+            import_named_sources(self)
         has_fields = inspect.isclass(kind) and not inspect.isabstract(kind)
         if key not in self and not has_fields:
             raise ConfigError(f"{' and '.join(self.files)} has no {key}.")
@@ -227,8 +229,16 @@ class Config:
             raise ConfigError(explain(error.message, list(option_names(parser)))) from error
 
 
+def import_named_sources(given: Config) -> None:
+    """Imports the shipped sources that a configuration names, so that a bare ``SortingPrompts`` is found."""
+    words = set(re.findall(r"\w+", repr((given.trees, given.options))))
+    for module, names in SOURCES.items():
+        if not words.isdisjoint(names):
+            import_module(f"grpo_pl.data.{module}")
+
+
 def import_shipped_sources() -> None:
-    """Imports all shipped sources, so that a bare name such as ``SortingPrompts`` is found."""
+    """Imports all shipped sources, for pages that list them and for errors that look for a name near to another."""
     for module in SOURCES:
         import_module(f"grpo_pl.data.{module}")
 

@@ -14,7 +14,6 @@ from typing import Any
 import yaml
 
 from grpo_pl.config.shipped import CONFIGS
-from grpo_pl.config.suggestions import nearest
 from grpo_pl.config.terms import EARLIER, OBJECTIVE, ROOM, merged_terms, with_nested_terms, with_terms_of_fields
 
 PRESET = f"{OBJECTIVE}.preset"
@@ -42,6 +41,7 @@ def preset_fields(name: Any) -> dict[str, Any]:
 
 def preset_values(name: Any) -> dict[str, Any]:
     """`preset_fields` as plain values."""
+    from grpo_pl.config.suggestions import nearest
     from grpo_pl.objective.fields import BUDGET, Objective  # torch, which few readers of a configuration need
 
     if not isinstance(name, str) or name not in presets():
@@ -57,9 +57,14 @@ def preset_values(name: Any) -> dict[str, Any]:
 
 def preset_name(given: Mapping[str, Any]) -> str | None:
     """The preset that sets the fields of an objective so, whatever its budget; None if none does."""
-    found = {**given, "terms": _whole(given.get("terms") or {})}
+    terms = given.get("terms") or {}
+    found = {**given, "terms": _whole(terms)}
     for name in presets():
         own = preset_values(name)
+        if {key: term["class_path"] for key, term in own["terms"].items()} != {
+            key: term["class_path"] for key, term in terms.items()
+        }:
+            continue  # before its terms are imported
         if {**own, "terms": _whole(own["terms"])}.items() <= found.items():
             return name
     return None

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable
 
 from grpo_pl.moved import CLASSES
+from grpo_pl.rewards.trust import SOURCES
 
 _SHORT = ("lightning.pytorch.callbacks", "lightning.pytorch.loggers")
 """Modules besides ours whose classes may be named without their module."""
@@ -142,6 +143,9 @@ def nearest_class(name: str) -> str:
         return f"; it is {moved} now"
     module, _, leaf = name.rpartition(".")
     try:
+        if not module:
+            for source in SOURCES:
+                importlib.import_module(f"grpo_pl.data.{source}")
         modules = [module] if module else [*(key for key in sys.modules if key.startswith("grpo_pl.")), *_SHORT]
         return nearest(leaf, [found for one in modules for found in _offered(one, anything=bool(module))])
     except ImportError as error:

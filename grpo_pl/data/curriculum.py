@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from grpo_pl.data.sources import PromptSource
-from grpo_pl.environments.base import Player
+from grpo_pl.environment import Player
 from grpo_pl.functional.argument_checks import check_at_least, check_within
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.types import Problem

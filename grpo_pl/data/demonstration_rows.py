@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from grpo_pl.data.demonstrations import Demonstration, by_turn, later_turns
 from grpo_pl.data.rows import EXAMPLES_SHOWN
 from grpo_pl.data.tables import ROWS_AT_ONCE, TableReader, load_table
-from grpo_pl.environments.base import text_of
+from grpo_pl.environment import text_of
 from grpo_pl.functional.argument_checks import check_within
 from grpo_pl.functional.sampling import row_key
 

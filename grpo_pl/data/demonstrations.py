@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from grpo_pl.environments.base import Observation, text_of
+from grpo_pl.environment import Observation, text_of
 from grpo_pl.files.rows import Row, parsed_lines
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.types import Conversation

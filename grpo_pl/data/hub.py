@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from grpo_pl.files.cache import cache_root
+from grpo_pl.files.hub import offline_without_network
 from grpo_pl.files.writing import best_effort, staged
-from grpo_pl.rewards.pretrained import offline_without_network
 
 if TYPE_CHECKING:
     from datasets import DatasetBuilder

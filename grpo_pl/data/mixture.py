@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Literal
 
 from grpo_pl.data.sources import Problems, PromptSource
-from grpo_pl.environments.base import Player
+from grpo_pl.environment import Player
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.types import Problem
 

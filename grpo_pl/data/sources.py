@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, overload
 
-from grpo_pl.environments.base import Player
+from grpo_pl.environment import Player
 from grpo_pl.functional.argument_checks import check_within
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.types import Problem

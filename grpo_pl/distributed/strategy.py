@@ -27,7 +27,6 @@ from typing_extensions import override
 
 from grpo_pl.distributed.sharding import Sharding
 from grpo_pl.files.checkpoints import CheckpointError, read_file, save_tensors
-from grpo_pl.files.sharded_checkpoints import by_first_process, load_sharded, read_checkpoint, write_sharded
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
@@ -73,6 +72,8 @@ class CheckpointFiles(TorchCheckpointIO):
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
+        from grpo_pl.files.sharded_checkpoints import read_checkpoint
+
         return read_checkpoint(Path(path))
 
 
@@ -148,6 +149,8 @@ class FSDP2Strategy(ModelParallelStrategy):
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
+        from grpo_pl.files.sharded_checkpoints import by_first_process, write_sharded
+
         path = Path(self.broadcast(filepath))
         if not self._save_distributed_checkpoint:
             super().save_checkpoint(checkpoint, path)
@@ -172,6 +175,8 @@ class FSDP2Strategy(ModelParallelStrategy):
 
     @override
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        from grpo_pl.files.sharded_checkpoints import load_sharded
+
         path = Path(self.broadcast(checkpoint_path))
         if not path.is_dir():
             read_file(path, mmap=True)  # refuses unusable files with our own message

@@ -11,7 +11,7 @@ from typing import Any
 import grpo_pl
 from grpo_pl.evaluation.curves import Points, read_curves
 from grpo_pl.files.runs import RunFolder, flat_settings, read_settings
-from grpo_pl.rewards.pretrained import VERIFIED
+from grpo_pl.policy.pretrained import VERIFIED
 
 _HELD_OUT = re.compile(r"val(/.+)?/(greedy|pass@\d+|maj@\d+|reward)")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from grpo_pl.environments.base import Environment, Observation, listed, text_of
+from grpo_pl.environment import Environment, Observation, listed, text_of
 from grpo_pl.policy.template import PromptTemplate, takes_tools
 from grpo_pl.types import Conversation
 

@@ -13,7 +13,6 @@ from grpo_pl.files.writing import staged_folder, system_errors
 from grpo_pl.policy.loading import end_token_ids
 from grpo_pl.policy.lora import has_adapters, merged
 from grpo_pl.policy.template import PromptTemplate
-from grpo_pl.rewards.pretrained import MANIFEST
 from grpo_pl.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -84,6 +83,7 @@ def export_policy(
     """
     from transformers import GenerationConfig
 
+    from grpo_pl.policy.pretrained import MANIFEST
     from grpo_pl.policy.weights import weights_digest, weights_in
 
     if folder.exists() and not (folder / MANIFEST).is_file() and any(folder.iterdir()):

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from grpo_pl.files.cache import cache_root, one_at_a_time
 from grpo_pl.files.writing import staged_folder
-from grpo_pl.rewards.pretrained import report_kept, shapes_of, unlike
+from grpo_pl.policy.pretrained import report_kept, shapes_of, unlike
 
 PACKAGE = "package:"
 ENDING = ".gguf"

@@ -14,15 +14,16 @@ from grpo_pl.files.rows import read_object
 from grpo_pl.policy.export import SAMPLING, TrainedWith
 from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer, model_config
 from grpo_pl.policy.lora import ADAPTERS, base_of
+from grpo_pl.policy.pretrained import MANIFEST, check_folder, is_there
 from grpo_pl.policy.quiet import quiet_libraries
 from grpo_pl.policy.template import PromptTemplate
-from grpo_pl.policy.tool_form import ToolForm
-from grpo_pl.rewards.pretrained import MANIFEST, check_folder, is_there
 from grpo_pl.rewards.trust import FLAG, Untrusted, check_rewards_trusted, is_plain
 from grpo_pl.types import SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from grpo_pl.extras.agents.tool_form import ToolForm
 
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 """Attention implementations that are part of ``transformers``; other names are repositories of the hub."""
@@ -82,6 +83,8 @@ class ServedModel(TrainedWith):
     @cached_property
     def tools(self) -> ToolForm:
         """The form in which the policy reads descriptions of tools and writes calls."""
+        from grpo_pl.extras.agents.tool_form import ToolForm
+
         return ToolForm.of(self.environment, self.episodes, trust=self.trust_rewards)
 
     def computing(self, policy: PreTrainedModel) -> AbstractContextManager[Any]:

@@ -118,6 +118,8 @@ class Reward(ABC):
     """True for a reward of this package that an export or a run folder of somebody else may name without
     ``--trust-rewards``: it imports nothing by name, uses no network, loads no model and opens no file. Each class of
     `grpo_pl.rewards` says so for itself; in classes elsewhere, it has no effect."""
+    reads_form: ClassVar[bool] = False
+    """True if a bare gold answer is no completion that it could score, as one that reads steps or programs."""
     name: str
     """Key of this reward in metrics, tables and files."""
     weight: float = 1.0

@@ -12,10 +12,7 @@ from functools import partial
 from typing import Any
 
 from grpo_pl.functional.exact_sums import total_reward
-from grpo_pl.rewards.background import call_together
 from grpo_pl.rewards.base import Columns, MissingColumn, Reward, Score, correctness_index
-from grpo_pl.rewards.logged_extras import LoggedExtras
-from grpo_pl.rewards.process import ProcessReward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +124,9 @@ def score_completions(
         Exception: whatever a reward raises, with a note that names the reward. All but ``MissingColumn`` only where
             the reward's ``on_error`` is ``raise``; where it is ``none``, its scores are None.
     """
+    from grpo_pl.rewards.background import call_together
+    from grpo_pl.rewards.logged_extras import LoggedExtras
+
     extras = LoggedExtras(len(completions), trainer_state)
     with extras.collect():
         golds = [answer or "" for answer in answers]
@@ -212,6 +212,8 @@ def check_rewards(rewards: Sequence[Reward], *, steps_needed: bool = False) -> N
         ValueError: no rewards; two rewards of one name; an unknown ``on_error``; a weight that is not finite, or only
             weights of 0; several correctness rewards; no reward that scores steps where that is needed.
     """
+    from grpo_pl.rewards.process import ProcessReward
+
     if not rewards:
         raise ValueError("no rewards: give at least one under model.rewards, such as grpo_pl.rewards.MathReward.")
     names = Counter(reward.name for reward in rewards)

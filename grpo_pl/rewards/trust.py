@@ -41,7 +41,7 @@ _FUNCTIONS = (
     "frozen_lake:show_with_sides",
     "guess_number:show",
 )
-ENVIRONMENT_FUNCTIONS = frozenset(f"grpo_pl.environments.{name}" for name in _FUNCTIONS)
+ENVIRONMENT_FUNCTIONS = frozenset(f"grpo_pl.extras.agents.{name}" for name in _FUNCTIONS)
 """Functions that a trusted environment may name, in the one form in which they may be written."""
 _CALLED = ("observe", "parse", "tools")
 LIMITS = {"workers": 64, "memory_limit_mb": 65_536, "soft_limit_s": 60, "hard_limit_s": 120, "max_answer_chars": 10**6}
@@ -95,13 +95,13 @@ def check_environment_trusted(spec: Any) -> None:
     Raises:
         Untrusted: see `check_rewards_trusted`.
     """
-    allowed = _paths("grpo_pl.environments", ENVIRONMENTS)
+    allowed = _paths("grpo_pl.extras.agents", ENVIRONMENTS)
     _check(spec, allowed, "environment")
     for name, value in (spec.get("init_args") or {}).items():
         if name in _CALLED:
-            known = all(text in ENVIRONMENT_FUNCTIONS for text in _texts(value))
+            known = all(defined_name(text) in ENVIRONMENT_FUNCTIONS for text in _texts(value))
         elif name == "parser":
-            known = not isinstance(value, str) or value in allowed
+            known = not isinstance(value, str) or defined_name(value) in allowed
         elif name == "kwargs":
             known = not any(_texts(value))  # which an environment may take for the names of files or classes
         else:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from signal import Signals
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 from grpo_pl.policy.loading import end_token_ids
 from grpo_pl.types import GenerateRequest, Rollout, SampleKey, SamplingParams, StopStrings, ThoughtEnd
@@ -50,6 +50,10 @@ class RolloutEngine(ABC):
     supports_top_logprobs: bool = False
     """True if rollouts have their `Rollout.top_ids` and ``top_logprobs`` where ``SamplingParams.top_logprobs`` asks for
     them."""
+    native: ClassVar[bool] = False
+    """True if completions are drawn by a decoder of `NativeEngine`, which the pipeline chooses for all ranks."""
+    copies_weights: ClassVar[bool] = False
+    """True if it draws from a copy of the policy's weights."""
     weights_version: int | None = None
     """Of an engine that keeps a copy of the weights: the value of ``updates`` when it took them."""
     max_tokens: int | None = None

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from grpo_pl.environments.base import Environment
-from grpo_pl.environments.limits import PoolLimits
+from grpo_pl.environment import Environment, PoolLimits
 from grpo_pl.functional.argument_checks import check_choice
 from grpo_pl.policy.dialogue import Dialogue, PlainTurns
 from grpo_pl.policy.template import Fits

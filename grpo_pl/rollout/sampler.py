@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
-from grpo_pl.environments.pool import EnvironmentPool
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.loading import context_length
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rollout.engine import RolloutEngine, Watching, generate_request
-from grpo_pl.rollout.episode_rows import Episode
 from grpo_pl.rollout.episode_settings import EpisodeSettings
-from grpo_pl.rollout.episodes import run_episodes
-from grpo_pl.rollout.thinking import draw_completions
 from grpo_pl.types import NO_VERSION, Draw, GenerateRequest, Problem, Rollout, SampleKey, SamplingParams, Split
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from grpo_pl.extras.agents.episode_rows import Episode
+    from grpo_pl.extras.agents.pool import EnvironmentPool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +132,8 @@ class CompletionSampler:
         key = SampleKey(seed=seed, split=split, step=step, attempt=attempt, prompt_id=0, sample=0, draw=draw)
         keys = [[replace(key, prompt_id=prompt.id, sample=i) for i in range(group_size)] for prompt in prompts]
         if self.pool is not None:
+            from grpo_pl.extras.agents.episodes import run_episodes
+
             rollout, episodes = run_episodes(
                 self.engine,
                 model,
@@ -154,7 +155,11 @@ class CompletionSampler:
             prefix=self.template.prefill,
             thought=self.template.thought(sampling, self.tokenizer),
         )
-        generate = self.engine.generate if request.thought is None else partial(draw_completions, self.engine)
+        generate = self.engine.generate
+        if request.thought is not None:
+            from grpo_pl.rollout.thinking import draw_completions
+
+            generate = partial(draw_completions, self.engine)
         return self.samples(prompts, self._with_version(generate(model, request, **watching)), step)
 
     def prompt_ids(self, model: PreTrainedModel, prompts: Sequence[Problem], longest: int) -> list[list[int]]:

@@ -26,10 +26,9 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from grpo_pl.config.suggestions import NAMES, nearest
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.distributed.strategy import WHOLE_ONLY, FSDP2Strategy, check_strategy, computed_by
-from grpo_pl.environments.base import Environment
+from grpo_pl.environment import Environment
 from grpo_pl.evaluation.held_out import HeldOutMetrics, Validation
 from grpo_pl.functional.sampling import DRAW_RULE
 from grpo_pl.objective.algorithm import GRPOAlgorithm
@@ -39,10 +38,7 @@ from grpo_pl.policy.privileged import PrivilegedText
 from grpo_pl.policy.teacher import TeacherConfig
 from grpo_pl.rewards.base import Reward, require_correctness, with_inner
 from grpo_pl.rewards.batch import check_rewards
-from grpo_pl.rewards.environment import EnvironmentReward
-from grpo_pl.rollout.copy_engine import CopyEngine
 from grpo_pl.rollout.engine import RolloutEngine
-from grpo_pl.training.frozen_models import check_teachers
 from grpo_pl.training.optimization import Optimization
 from grpo_pl.training.policy_module import PolicyModule
 from grpo_pl.types import SamplingParams
@@ -56,6 +52,8 @@ def check_parts(
     max_tokens_per_microbatch: int | None,
 ) -> None:
     """Refuses fields of a run that contradict each other."""
+    from grpo_pl.training.frozen_models import check_teachers
+
     algorithm, sampling, rewards = module.algorithm, module.sampling, module.rewards
     environment, demonstrations = module.environment, module.demonstrations
     needs = algorithm.needs
@@ -206,6 +204,8 @@ def check_monitors(
     misspelt one. A reward's own numbers, by ``log_metric``, are not known before: the former must be told ``strict:
     false``.
     """
+    from grpo_pl.config.suggestions import nearest
+
     watching = [callback for callback in callbacks if isinstance(callback, EarlyStopping | ModelCheckpoint)]
     if not watching:
         return
@@ -229,7 +229,7 @@ def check_monitors(
 def check_averaging(module: PolicyModule) -> None:
     """Refuses averaged weights where they would be drawn from, or where the module cannot be copied."""
     sharded = isinstance(module.trainer.strategy, FSDP2Strategy)
-    copied = sharded or isinstance(module.engine, CopyEngine) or module.environment is not None
+    copied = sharded or module.engine.copies_weights or module.environment is not None
     callbacks: list[Callback] = module.trainer.callbacks  # type: ignore[attr-defined]
     if copied and any(isinstance(callback, WeightAveraging) for callback in callbacks):
         raise ValueError(
@@ -268,6 +268,8 @@ def warn_of_float32_on_gpu(trainer: Trainer, policy: PolicyConfig) -> None:
 
 def check_length(max_epochs: int | None, max_steps: int | None) -> None:
     """Refuses to go over a run's rollouts more than once, or to end in the middle."""
+    from grpo_pl.config.suggestions import NAMES
+
     for name, value, whole_run in (("max_epochs", max_epochs, 1), ("max_steps", max_steps, -1)):
         if value not in (None, whole_run):
             raise ValueError(f"trainer.{name} is {value}: the length of a run is {NAMES[name]}; set it to {whole_run}.")
@@ -292,6 +294,8 @@ def check_trainer(trainer: Trainer) -> None:
 
 def check_episodes(environment: Environment | None, algorithm: GRPOAlgorithm, rewards: Sequence[Reward]) -> None:
     """Refuses what needs an environment without one, and the other way round."""
+    from grpo_pl.rewards.environment import EnvironmentReward
+
     paid = next((reward for reward in with_inner(rewards) if isinstance(reward, EnvironmentReward)), None)
     if environment is not None:
         if algorithm.needs.greedy_values and algorithm.dynamic_sampling:

@@ -21,9 +21,7 @@ from grpo_pl.policy.weights import is_sharded
 from grpo_pl.rewards.base import Reward, correctness_index, needs_of
 from grpo_pl.rewards.batch import ScoredBatch, join_scores, score_completions
 from grpo_pl.rollout.engine import EngineDied, ProgressFn
-from grpo_pl.rollout.groups import group_rows, join_samples, samples_to, select_groups
 from grpo_pl.rollout.sampler import CompletionSampler, Samples
-from grpo_pl.training.credit import step_tensors, turns_of
 from grpo_pl.training.progress import ProgressCallback, stopwatch
 from grpo_pl.types import Problem, PromptBatch, SamplingParams
 
@@ -204,6 +202,8 @@ class Collector:
             fetch: the prompts of further attempts.
             seconds: of the step so far.
         """
+        from grpo_pl.training.credit import step_tensors, turns_of
+
         samples, greedy_samples = drawn
         with stopwatch(seconds, "reward"):
             scored = self.score(samples)
@@ -273,6 +273,8 @@ class Collector:
         self, pool: Sequence[tuple[Samples, ScoredBatch]], informative: Sequence[Tensor]
     ) -> tuple[Samples, ScoredBatch]:
         """This rank's share of the chosen groups; they may have been drawn on another rank."""
+        from grpo_pl.rollout.groups import group_rows, join_samples, samples_to, select_groups
+
         wanted = len(informative[0])
         found = [(a, g) for a, groups in enumerate(informative) for g in groups.nonzero().flatten().tolist()]
         uninformative = [(0, g) for g in (~informative[0]).nonzero().flatten().tolist()]

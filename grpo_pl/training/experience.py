@@ -15,14 +15,16 @@ from grpo_pl.objective.terms.base import CollectedTokens
 from grpo_pl.objective.terms.hooks import credited, prepared
 from grpo_pl.policy.lora import adapters_off
 from grpo_pl.training.collect import Collected, gathered_values, pass_rates, reward_weights
-from grpo_pl.training.frozen_models import Teachers, TeacherScores
+from grpo_pl.training.frozen_models import TeacherScores
 from grpo_pl.training.microbatches import Scorer, TokenBudget
 from grpo_pl.training.progress import stopwatch
-from grpo_pl.training.self_teacher import SelfTeacher
 from grpo_pl.types import CUT_OFF, NO_TURN, Rollout, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from grpo_pl.training.frozen_models import Teachers
+    from grpo_pl.training.self_teacher import SelfTeacher
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,12 +30,10 @@ from grpo_pl.policy.logprobs import Head
 from grpo_pl.policy.lora import has_adapters
 from grpo_pl.policy.packing import Rows
 from grpo_pl.policy.teacher import PROMPTS_COMPARED, TeacherConfig, check_same_tokens
-from grpo_pl.policy.teacher_server import served_logprobs
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.weights import is_sharded
 from grpo_pl.training.collect import Collected
 from grpo_pl.training.microbatches import Scorer, longest_segment
-from grpo_pl.training.vocabulary import first_prompts
 from grpo_pl.types import Rollout
 
 if TYPE_CHECKING:
@@ -153,6 +151,8 @@ def check_for_data(
     configs: Configs, data: RolloutDataModule, tokenizer: PreTrainedTokenizerBase, template: PromptTemplate
 ) -> None:
     """Refuses teachers that lack a part of the data, or that would read other tokens than ``tokenizer`` writes."""
+    from grpo_pl.training.vocabulary import first_prompts
+
     check_sources(configs, data.source.leaves())
     asked = [problem.asked for problem in islice(first_prompts(data), PROMPTS_COMPARED)]
     for name, config in configs.items():
@@ -287,6 +287,8 @@ def _check_length(longest: int, model: PreTrainedModel, config: TeacherConfig) -
 
 def _served(config: TeacherConfig, rollout: Rollout, rows: Tensor) -> Tensor:
     """(rows, T) log-probabilities from a server."""
+    from grpo_pl.extras.teachers.server import served_logprobs
+
     parts = Rows.of(rollout, rows).unfolded()
     found = torch.zeros(parts.completion_ids.shape, dtype=rollout.sampling_logprobs.dtype, device=rows.device)
     prompts = [ids[mask].tolist() for ids, mask in zip(parts.prompt_ids, parts.prompt_mask, strict=True)]

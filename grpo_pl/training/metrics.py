@@ -6,21 +6,23 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from grpo_pl import environment as environments
 from grpo_pl.distributed.collective import Collective
-from grpo_pl.environments import base as environments
 from grpo_pl.rewards.base import Reward, Status, correctness_index, with_inner
-from grpo_pl.rewards.environment import EnvironmentReward
 from grpo_pl.rollout.sampler import Samples
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.optimization import TrainingDiverged
-from grpo_pl.training.update import UpdateResult
 from grpo_pl.types import FinishReason
+
+if TYPE_CHECKING:
+    from grpo_pl.training.update import UpdateResult
+
 
 REFLECTION_WORDS = ("wait", "check")
 """A completion that contains one of these counts as reflecting (the "aha moment" of DeepSeek-R1)."""
@@ -285,6 +287,8 @@ def broken_share(metrics: Mapping[str, float], rewards: Sequence[Reward], comple
 
     What an `EnvironmentReward` tells so is a step that ended an episode by the policy's own fault: nothing is broken.
     """
+    from grpo_pl.rewards.environment import EnvironmentReward
+
     judging = [r for r in rewards if not any(isinstance(part, EnvironmentReward) for part in with_inner([r]))]
     shares = (
         sum(metrics.get(f"rewards/{reward.name}/status/{status}", 0.0) for status in ("timeout", "killed", "crashed"))

@@ -29,12 +29,8 @@ from grpo_pl.processes.resource_limits import kill_with_parent
 from grpo_pl.rewards.background import in_thread
 from grpo_pl.rewards.base import Reward, needs_of, with_inner
 from grpo_pl.rewards.batch import score_one
-from grpo_pl.rewards.endpoint import AsksModel
 from grpo_pl.rewards.function import FunctionReward
 from grpo_pl.rewards.logged_extras import LoggedExtras
-from grpo_pl.rewards.model import LoadsModel
-from grpo_pl.rewards.process import ProcessReward
-from grpo_pl.rewards.programs.code_reward import CodeReward
 from grpo_pl.rollout.decoding import pad_left
 from grpo_pl.rollout.sampler import Samples
 from grpo_pl.training.collect import trainer_state
@@ -95,12 +91,12 @@ def probe_rewards(
     until = time.monotonic() + LIMIT_S
     for reward in rewards:
         parts = list(with_inner([reward]))
-        if any(isinstance(part, AsksModel | LoadsModel) and not part.check_remote for part in parts):
+        if any(not getattr(part, "check_remote", True) for part in parts):  # of a model
             continue
         if time.monotonic() >= until:
             say(f"Rewards from {reward.name!r} on are not tried before the start: the others took {LIMIT_S:g} s.")
             return
-        junk_only = plays or any(isinstance(part, ProcessReward | CodeReward) for part in parts)
+        junk_only = plays or any(part.reads_form for part in parts)
         texts = [[JUNK] if junk_only else [JUNK, _right(problem, source)] for problem in problems]
         texts = [list(islice(cycle(row), i, i + group_size)) for i, row in enumerate(texts)]
         samples = text_samples(

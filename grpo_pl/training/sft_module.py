@@ -17,7 +17,7 @@ from grpo_pl.data.demonstration_rows import DemonstrationRows, Judge, Side, Sort
 from grpo_pl.data.demonstrations import Demonstration
 from grpo_pl.distributed.sharding import whole_model
 from grpo_pl.distributed.strategy import FSDP2Strategy, joining_gradients
-from grpo_pl.environments.base import text_of
+from grpo_pl.environment import text_of
 from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.export import TrainedWith, export_policy

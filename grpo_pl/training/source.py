@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from grpo_pl.data.datamodule import RolloutDataModule
-from grpo_pl.environments.base import Environment
+from grpo_pl.environment import Environment
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.engine import NativeEngine

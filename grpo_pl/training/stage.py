@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_pl.data.demonstrations import Demonstration
-from grpo_pl.environments.base import Environment, Player, PolicyFault, Transition, play
-from grpo_pl.environments.pool import EnvironmentPool, PoolLimits
+from grpo_pl.environment import Environment, Player, PolicyFault, PoolLimits, Transition, play
 from grpo_pl.policy.dialogue import PlainTurns, opening
 from grpo_pl.training.progress import Heartbeat
 from grpo_pl.types import Conversation, Problem
+
+if TYPE_CHECKING:
+    from grpo_pl.extras.agents.pool import EnvironmentPool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,8 @@ class Stage:
     @contextmanager
     def open(self) -> Iterator[None]:
         """The environment, prepared; agents have processes of their own."""
+        from grpo_pl.extras.agents.pool import EnvironmentPool
+
         with ExitStack() as around:
             if self.environment.writes_prompt:
                 pool = around.enter_context(EnvironmentPool(self.environment, self.limits))

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpo_pl.config.objects import build, read
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.evaluation.held_out import Validation
+from grpo_pl.extras.preferences.reward_model import PreferenceData, RewardModelModule
 from grpo_pl.objective.fields import Objective
 from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.policy.teacher import TeacherConfig
@@ -26,7 +27,6 @@ from grpo_pl.rewards.base import Reward
 from grpo_pl.training.cold_start import ColdStart
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.optimization import Optimization
-from grpo_pl.training.reward_model import PreferenceData, RewardModelModule
 from grpo_pl.training.sft_module import SFTData, SFTModule
 from grpo_pl.types import SamplingParams
 from tests.conftest import CommandLine

@@ -12,11 +12,11 @@ import grpo_pl
 from grpo_pl.config.jsonargparse_adapter import Parser
 from grpo_pl.config.objects import ConfigError, build
 from grpo_pl.data.sources import PromptSource
-from grpo_pl.environments.base import Environment
+from grpo_pl.environment import Environment
+from grpo_pl.extras.engines.partial import PartialRollouts
 from grpo_pl.objective.terms.base import Term
 from grpo_pl.rewards.base import Reward
 from grpo_pl.rollout.engine import RolloutEngine
-from grpo_pl.training.partial_rollouts import PartialRollouts
 
 PARTS: tuple[type, ...] = (Reward, PromptSource, Environment, Term, RolloutEngine, PartialRollouts)
 

@@ -20,12 +20,12 @@ import torch.distributed as dist
 import yaml
 
 from grpo_pl.distributed.collective import Collective
+from grpo_pl.extras.preferences.reward_model import RewardModelModule, load_classifier, save_classifier
 from grpo_pl.files.checkpoints import remove, rollouts_of
 from grpo_pl.files.sharded_checkpoints import read_checkpoint
 from grpo_pl.policy.loading import PolicyConfig
-from grpo_pl.training.reward_model import RewardModelModule, load_classifier, save_classifier
-from tests.callbacks.test_renewal import JUDGE
-from tests.training.test_reward_model import SHAPE
+from tests.extras.preferences.test_renewal import JUDGE
+from tests.extras.preferences.test_reward_model import SHAPE
 
 JOIN_SECONDS = 280
 Calls = Callable[..., Any]
@@ -333,7 +333,7 @@ def feature(completed: Calls, five_rollouts: Path, tmp_path_factory: pytest.Temp
         if name == "renewed":
             tree["model"]["rewards"].append(_classifier(folder / "model"))
             settings = {"every": 1, "steps": 2, "pairs_per_step": 4, "lr": 0.01, "judge": JUDGE}
-            callback = {"class_path": "grpo_pl.callbacks.renewal.RenewRewardModel", "init_args": settings}
+            callback = {"class_path": "grpo_pl.extras.preferences.renewal.RenewRewardModel", "init_args": settings}
             tree["trainer"]["callbacks"] = [callback]
         file.write_text(yaml.safe_dump(tree))
         return file

@@ -9,7 +9,7 @@ import yaml
 from safetensors.torch import load_file
 
 from tests.distributed.conftest import Calls, assert_nearly_equal
-from tests.training.test_reward_model import CONFIG
+from tests.extras.preferences.test_reward_model import CONFIG
 
 
 def _fit(folder: Path, *args: object) -> int:

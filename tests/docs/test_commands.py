@@ -26,7 +26,7 @@ PROGRAMS = "bash|curl|docker|grpo-pl|litgpt|lm_eval|make|mkdocs|mypy|pip|pytest|
 
 NETWORK = "the network"  # packages, models and data of the hub, other hosts
 GPU = "a GPU"
-RAY = "tests/rollout/ray/test_runs.py::test_a_run_over_two_nodes_ends_with_the_weights_of_the_native_run"
+RAY = "tests/extras/engines/ray/test_runs.py::test_a_run_over_two_nodes_ends_with_the_weights_of_the_native_run"
 HOURS = (
     "hours"  # benchmarks and long trainings: made by hand, recorded in benchmarks/results; options are checked below
 )
@@ -50,7 +50,8 @@ RUN_BY = {
     "test_a_run_of_two_steps_is_trained_evaluated_and_exported",  # marked real: with that model, from a package
     r"grpo-pl export RUN --push-to-hub NAME": "tests/cli/commands/test_export.py::"
     "test_the_hub_gets_every_file_and_loses_earlier_weights",
-    r"pytest -m vllm .*": "tests/rollout/vllm/test_engine.py::test_near_ties_are_the_only_difference_over_many_samples",
+    r"pytest -m vllm .*": "tests/extras/engines/vllm/test_engine.py::"
+    "test_near_ties_are_the_only_difference_over_many_samples",
     r"ray (start --(head|address=127).*|stop.*)|.*engine/ray\.yaml.*--data\.steps=5 .*|python ray_sweep\.py .*": RAY,
     # the main job, on a smaller model, and its options
     QUICKSTART: FIRST_STEPS + "folder",
@@ -60,7 +61,7 @@ RUN_BY = {
     r".*Qwen/Qwen2\.5-1\.5B-Instruct.*|grpo-pl export runs/gsm8k .*": FIRST_STEPS + "test_own_model",
     rf"{QUICKSTART} .*(algorithm/|preset) ?da?r?_?[gp].*": "tests/test_presets.py::"
     "test_three_rollouts_are_finite_and_move_every_weight",
-    rf"{QUICKSTART} --config configs/engine/pipelined\.yaml": "tests/training/test_prefetch.py::"
+    rf"{QUICKSTART} --config configs/engine/pipelined\.yaml": "tests/extras/engines/test_prefetched.py::"
     "test_each_rollout_is_from_the_weights_of_its_launch",
     rf"{QUICKSTART} --model\.algorithm=my_parts.*": "tests/docs/test_extending_page.py::"
     "test_an_algorithm_of_the_page_goes_through_every_verb",
@@ -76,7 +77,7 @@ RUN_BY = {
     # other recipes
     r"grpo-pl fit --config configs/(black_box|calculator|frozen_lake|guess_number|distill|preferences)\.yaml": BUILT,
     r"grpo-pl fit --config configs/(countdown_search|reasoning_gym|self_distill|smollm2_agent)\.yaml.*": BUILT,
-    r"grpo-pl fit --config configs/reward_model\.yaml": "tests/training/test_reward_model.py::"
+    r"grpo-pl fit --config configs/reward_model\.yaml": "tests/extras/preferences/test_reward_model.py::"
     "test_the_export_scores_held_out_pairs_as_the_run_did",
     r"grpo-pl sft --config configs/sft\.yaml": "tests/training/test_sft_module.py::"
     "test_the_shipped_configuration_learns_from_its_rows",
@@ -102,7 +103,7 @@ RUN_BY = {
     r"grpo-pl report runs/\S+": "tests/extras/report/test_page.py::test_the_page_needs_nothing_from_outside",
     r"grpo-pl report runs/\S+ runs/\S+": "tests/extras/report/test_comparison.py::"
     "test_the_page_has_a_line_for_each_run",
-    r"grpo-pl agent --try .*": "tests/cli/commands/test_agent.py::"
+    r"grpo-pl agent --try .*": "tests/extras/agents/test_command.py::"
     "test_a_session_is_judged_as_in_the_training_or_as_is_asked_for",
     r"grpo-pl predict --keep-correct( true)?": "tests/cli/commands/test_predict.py::"
     "test_keep_correct_is_a_switch_of_the_command_line",

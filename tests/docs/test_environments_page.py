@@ -11,7 +11,7 @@ import yaml
 
 from grpo_pl.config.objects import build, read
 from grpo_pl.data.sources import PromptSource
-from grpo_pl.environments import Environment, EnvironmentPool, play
+from grpo_pl.extras.agents import Environment, EnvironmentPool, play
 from grpo_pl.rewards import Reward
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.types import SamplingParams
@@ -73,7 +73,7 @@ def test_every_class_is_where_the_page_says() -> None:
     rows = re.findall(r"^\| `(\w+)` \(`(\w+)`\)", PAGE, re.MULTILINE)
     assert len(rows) == 8
     for name, module in rows:
-        assert hasattr(import_module(f"grpo_pl.environments.{module}"), name)
+        assert hasattr(import_module(f"grpo_pl.extras.agents.{module}"), name)
 
 
 def test_every_environment_on_the_page_of_agents_and_its_source_can_be_built() -> None:

@@ -32,7 +32,7 @@ class Death:
 def _plan(death: Death) -> None:
     """Lets this process send itself the signal at the given visit of a stage, half-way through what the stage does."""
     from grpo_pl.callbacks import checkpoint
-    from grpo_pl.environments import EnvironmentPool
+    from grpo_pl.extras.agents import EnvironmentPool
     from grpo_pl.rollout.decoding import DecodeMonitor
     from grpo_pl.training.cold_start_fit import SaveNowAndThen
     from grpo_pl.training.collect import Collector

@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
+from grpo_pl.extras.engines import prefetched as prefetch
 from grpo_pl.files.checkpoints import newest_whole, rollouts_of
-from grpo_pl.training import prefetch
 from tests.faults.conftest import CONFIG, Death
 
 pytestmark = pytest.mark.usefixtures("forked")
@@ -116,7 +116,7 @@ def _kill_engine(trainer: int) -> int:
     """How many it killed: one, or none where there is no engine any more."""
     with contextlib.suppress(psutil.NoSuchProcess):
         for child in psutil.Process(trainer).children():
-            if "grpo_pl.rollout.child.main:main" in child.cmdline():
+            if "grpo_pl.extras.engines.child.main:main" in child.cmdline():
                 child.kill()
                 return 1
     return 0

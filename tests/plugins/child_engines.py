@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from grpo_pl.rollout.copy_engine import ModelSpec
-from grpo_pl.rollout.native.child import NativeChildEngine, NativeWorker
+from grpo_pl.extras.engines.copy_engine import ModelSpec
+from grpo_pl.extras.engines.native_child import NativeChildEngine, NativeWorker
 from grpo_pl.types import GenerateRequest, Rollout
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from user_environments import Countdown
 
 from grpo_pl.data.sources import PromptSource
-from grpo_pl.environments import Observation
+from grpo_pl.extras.agents import Observation
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.types import Problem
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import openai
 
-from grpo_pl.environments.calculator import calc
-from grpo_pl.environments.calculator_agent import TOOL
+from grpo_pl.extras.agents.calculator import calc
+from grpo_pl.extras.agents.calculator_agent import TOOL
 
 
 def _results(message: dict[str, Any]) -> list[Any]:

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-from grpo_pl.data.environment_tasks import EnvironmentPrompts
+from grpo_pl.extras.agents.environment_tasks import EnvironmentPrompts
 from grpo_pl.types import Problem
 
 

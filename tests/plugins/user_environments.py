@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_pl.environments import Environment, Observation, PolicyFault
+from grpo_pl.extras.agents import Environment, Observation, PolicyFault
 
 
 @dataclass(kw_only=True)

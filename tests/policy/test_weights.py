@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedModel
 
+from grpo_pl.extras.engines.native_child import NativeWorker
 from grpo_pl.policy.weights import checkpoint_weights, from_weights, lacking, load_whole
-from grpo_pl.rollout.native.child import NativeWorker
 
 NORM = "model.norm.weight"
 

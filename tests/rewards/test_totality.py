@@ -12,6 +12,12 @@ from typing import Any
 
 import pytest
 
+from grpo_pl.extras.code.code_reward import _finding
+from grpo_pl.extras.code.suites import BadTests, Outcome, read_suite
+from grpo_pl.extras.code.values import Unreadable, read_result, same_output, same_value
+from grpo_pl.extras.judges.endpoint import tagged
+from grpo_pl.extras.judges.judge import _verdict
+from grpo_pl.extras.judges.rubric import RubricReward, read_verdict
 from grpo_pl.rewards import (
     CountdownReward,
     ExactReward,
@@ -23,13 +29,7 @@ from grpo_pl.rewards import (
 from grpo_pl.rewards.answer_reading import AnswerReward
 from grpo_pl.rewards.base import MissingColumn
 from grpo_pl.rewards.completion_text import boxed_or_block, last_program, stated_answer
-from grpo_pl.rewards.endpoint import tagged
-from grpo_pl.rewards.judge import _verdict
 from grpo_pl.rewards.mathematics.answer_rules import Job
-from grpo_pl.rewards.programs.code_reward import _finding
-from grpo_pl.rewards.programs.suites import BadTests, Outcome, read_suite
-from grpo_pl.rewards.programs.values import Unreadable, read_result, same_output, same_value
-from grpo_pl.rewards.rubric import RubricReward, read_verdict
 from grpo_pl.rewards.sandbox.gym_entry import unpack
 from grpo_pl.rewards.sandbox.pool import SandboxedReward, Verdict
 from grpo_pl.rewards.voting import answer_classes

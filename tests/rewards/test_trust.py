@@ -90,8 +90,10 @@ def test_every_source_of_ours_is_listed_where_it_is() -> None:
 
 REFUSED = [
     *[f"grpo_pl.rewards.{name}" for name in sorted(NEEDS_TRUST)], "grpo_pl.rewards.function.FunctionReward",
-    "grpo_pl.rewards.judge.JudgeReward", "grpo_pl.rewards.rubric.RubricReward", "grpo_pl.rewards.model.ModelReward",
-    "grpo_pl.rewards.process.ProcessModelReward", "grpo_pl.rewards.function.load_function",
+    "grpo_pl.extras.judges.judge.JudgeReward", "grpo_pl.extras.judges.rubric.RubricReward",
+    "grpo_pl.rewards.judge.JudgeReward", "grpo_pl.extras.judges.model.ModelReward", "grpo_pl.rewards.model.ModelReward",
+    "grpo_pl.rewards.process.ProcessModelReward", "grpo_pl.extras.judges.process_model.ProcessModelReward",
+    "grpo_pl.rewards.function.load_function",
     "grpo_pl.rewards.mathematics.math_reward.FunctionReward", "grpo_pl.rewards..ExactReward",
     "grpo_pl.rewards.exactreward", "grpo_pl.rewards.ExactReward ", "grpo_pl.rewards:ExactReward", "ExactReward",
     "os.system", "subprocess.Popen", "my_rewards.Mine", "", None, 5, ["grpo_pl.rewards.ExactReward"],

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from grpo_pl.extras.engines.native_child import NativeChildEngine
+from grpo_pl.extras.engines.partial_completions import PartialSampler, extended, new_groups
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rollout.decoding import row_keys
 from grpo_pl.rollout.engine import RolloutEngine
-from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.continuous import ContinuousBatch, SequenceOptions
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.rollout.partial import PartialSampler, extended, new_groups
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.rollout.processors import LogitOptions
 from grpo_pl.rollout.sampler import CompletionSampler

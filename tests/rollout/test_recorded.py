@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
+from grpo_pl.extras.engines.native_child import NativeChildEngine
 from grpo_pl.functional.logprobs import TaughtTokens
 from grpo_pl.functional.sampling import likeliest_tokens, truncate_logits
 from grpo_pl.objective.algorithm import GRPOAlgorithm
@@ -29,7 +30,6 @@ from grpo_pl.policy.logprobs import (
 from grpo_pl.rewards import ExactReward
 from grpo_pl.rollout.decoding import join_rollouts
 from grpo_pl.rollout.engine import RolloutEngine
-from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.training.microbatches import rollout_rows
@@ -322,7 +322,7 @@ def _weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 LENGTH = {"max_completion_length": 32}
-CHILD = {"class_path": "grpo_pl.rollout.native.child.NativeChildEngine"}
+CHILD = {"class_path": "grpo_pl.extras.engines.native_child.NativeChildEngine"}
 REFUSED: dict[str, dict[str, Any]] = {
     "Set sampling_mask true": {"sampling": LENGTH | {"top_p": 0.9}},
     "nothing is truncated": {"sampling": LENGTH | {"sampling_mask": True}},

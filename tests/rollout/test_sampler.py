@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo_pl.environments import Transition
+from grpo_pl.extras.agents import Transition
+from grpo_pl.extras.agents.episode_rows import Episode, Turn
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rollout.engine import RolloutEngine
-from grpo_pl.rollout.episode_rows import Episode, Turn
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.rollout.sampler import CompletionSampler, Samples
 from grpo_pl.types import NO_VERSION, GenerateRequest, Problem, Rollout, SampleKey, SamplingParams

@@ -35,10 +35,10 @@ from grpo_pl.files.runs import RunFolder
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.export import TrainedWith, export_policy
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.pretrained import MANIFEST
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.trained import find_model
 from grpo_pl.rewards import FormatReward, MathReward
-from grpo_pl.rewards.pretrained import MANIFEST
 from grpo_pl.types import SamplingParams
 from tests.browser import Browser
 from tests.forked import Forked, with_forked_workers

@@ -240,9 +240,9 @@ def test_sixty_four_at_once_get_their_own_answers(server: Any, client: openai.Op
 
 def test_the_server_teaches_as_its_model_would_here(server: Any, export: Path, policy: PreTrainedModel) -> None:
     """Log-probabilities of single tokens, of rows of different lengths over several requests."""
+    from grpo_pl.extras.teachers.server import served_logprobs
     from grpo_pl.policy.logprobs import completion_logprobs
     from grpo_pl.policy.teacher import TeacherConfig
-    from grpo_pl.policy.teacher_server import served_logprobs
 
     rows = [[5, 40, 41, 42], [7, 8], [9] * 30, [60, 61, 62]]
     config = TeacherConfig(path=str(export), url=str(server.openai().base_url), served_name="tiny", rows_per_request=2)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from grpo_pl.environments.tool_calls import CallParser, HermesCalls, Result, TagCalls
+from grpo_pl.extras.agents.tool_calls import CallParser, HermesCalls, Result, TagCalls
+from grpo_pl.extras.agents.tool_form import ToolForm
 from grpo_pl.openai_format.messages import FunctionTool, Message
 from grpo_pl.policy.dialogue import Dialogue, PlainTurns
 from grpo_pl.policy.template import Example, PromptTemplate
 from grpo_pl.policy.tokenizer import character_tokenizer
-from grpo_pl.policy.tool_form import ToolForm
 from grpo_pl.types import SamplingParams
 from serve.conversations import Conversation, Renderer
 from serve.errors import ApiError

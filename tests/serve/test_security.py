@@ -61,8 +61,8 @@ def _holds_no_secret(pid: int) -> bool:
 # --- data rows and clients --------------------------------------------------------------------------------------------
 
 
-RUNS_PROGRAMS = ROOT / "grpo_pl/rewards/sandbox/program_run.py"
-"""What runs the programs that CodeReward judges, in isolation: see tests/rewards/programs."""
+RUNS_PROGRAMS = ROOT / "grpo_pl/extras/code/program_run.py"
+"""What runs the programs that CodeReward judges, in isolation: see tests/extras/code."""
 
 
 @pytest.mark.parametrize("folder", ["grpo_pl/rewards", "grpo_pl/data", "serve"])

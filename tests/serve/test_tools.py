@@ -11,15 +11,15 @@ import openai
 import pytest
 import torch
 
-from grpo_pl.environments.calculator import calc
-from grpo_pl.environments.tool_calls import Result, TagCalls
-from grpo_pl.environments.tools import ToolEnvironment, schema
+from grpo_pl.extras.agents.calculator import calc
+from grpo_pl.extras.agents.tool_calls import Result, TagCalls
+from grpo_pl.extras.agents.tools import ToolEnvironment, schema
 from grpo_pl.policy.dialogue import Dialogue, PlainTurns
 from grpo_pl.policy.export import TrainedWith, export_policy
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.pretrained import MANIFEST
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rewards import MathReward
-from grpo_pl.rewards.pretrained import MANIFEST
 from grpo_pl.types import SamplingParams
 from tests.serve.conftest import ROOT, SHAPE
 

@@ -12,8 +12,8 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Sin
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 from grpo_pl.distributed.strategy import FSDP2Strategy, check_strategy
-from grpo_pl.environments.openai_agent import AgentEnvironment
-from grpo_pl.environments.tool_calls import TagCalls
+from grpo_pl.extras.agents.openai_agent import AgentEnvironment
+from grpo_pl.extras.agents.tool_calls import TagCalls
 from grpo_pl.functional.sampling import DRAW_RULE
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.objective.terms.chord import CHORD

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from grpo_pl.data.tasks.generated import GeneratedPrompts
-from grpo_pl.environments import Environment, EnvironmentPool, Player, PolicyFault, PoolLimits, Transition
-from grpo_pl.environments.openai_agent import AgentEnvironment
-from grpo_pl.environments.tool_calls import TagCalls
+from grpo_pl.extras.agents import Environment, EnvironmentPool, Player, PolicyFault, PoolLimits, Transition
+from grpo_pl.extras.agents.episodes import run_episodes
+from grpo_pl.extras.agents.openai_agent import AgentEnvironment
+from grpo_pl.extras.agents.tool_calls import TagCalls
 from grpo_pl.policy.dialogue import Dialogue, PlainTurns
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rollout.episode_settings import EpisodeSettings
-from grpo_pl.rollout.episodes import run_episodes
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.training import progress
 from grpo_pl.training.cold_start import ColdStart, check_characters

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from grpo_pl.config.objects import build_environment
-from grpo_pl.environments.tools import ToolEnvironment
+from grpo_pl.extras.agents.tools import ToolEnvironment
 from grpo_pl.policy.loading import PolicyConfig, load_model
 from grpo_pl.policy.tokenizer import character_tokenizer
 from grpo_pl.rewards.trust import Untrusted
@@ -118,7 +118,7 @@ BAD = {
     "--model.episodes.step_timeout_s=0": "step_timeout_s must be positive",
     f"--model.algorithm.terms.steps={TERMS}.process.ProcessSupervision": "would each make the advantages",
     "--model.environment=null": "there is no model.environment",
-    "--model.environment.class_path=grpo_pl.environments.gymnasium_ids.GymnasiumEnvironment "
+    "--model.environment.class_path=grpo_pl.extras.agents.gymnasium_ids.GymnasiumEnvironment "
     "--model.environment.init_args.id=FrozenLik-v1": "FrozenLik",
 }
 
@@ -158,7 +158,7 @@ def test_prompts_without_room_for_an_episode_are_left_out(command_line: Any, tmp
 
 def test_prompts_that_lack_a_column_are_refused(command_line: Any, tmp_path: Path) -> None:
     lakes = {"id": "FrozenLake-v1", "from_row": ["desc"]}
-    spec = {"class_path": "grpo_pl.environments.gymnasium_ids.GymnasiumEnvironment", "init_args": lakes}
+    spec = {"class_path": "grpo_pl.extras.agents.gymnasium_ids.GymnasiumEnvironment", "init_args": lakes}
     flags = [*_asked(tmp_path, *NUMBERS), f"--model.environment={json.dumps(spec)}", "--name=lakes"]
     outcome = command_line("fit", f"--config={CONFIG}", *flags)
     assert outcome.status == 1 and "the environment needs the column 'desc', and prompt" in outcome.err
@@ -197,31 +197,31 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_before_the_run(
     [
         ("gymnasium_ids.GymnasiumEnvironment", {"id": "somebody.module:World-v0"}),
         ("gymnasium_ids.GymnasiumEnvironment", {"id": "FrozenLake-v1", "observe": "somebody.module:show"}),
-        ("gymnasium_ids.GymnasiumEnvironment", {"id": "FrozenLake-v1", "observe": "grpo_pl.environments:x.y"}),
+        ("gymnasium_ids.GymnasiumEnvironment", {"id": "FrozenLake-v1", "observe": "grpo_pl.extras.agents:x.y"}),
         ("gymnasium_ids.GymnasiumEnvironment", {"id": "FrozenLake-v1", "isolation": "thread", "parse": "cProfile.run"}),
         ("gymnasium_ids.GymnasiumEnvironment", {"id": "HalfCheetah-v5", "kwargs": {"xml_file": "/etc/passwd"}}),
         ("gymnasium_ids.GymnasiumEnvironment", {"id": "FrozenLake-v1", "parse": {"class_path": "theirs.Parse"}}),
         ("textarena_games.TextArenaEnvironment", {"id": "GuessTheNumber-v0", "observe": "os.system"}),
         ("textarena_games.TextArenaEnvironment", {"id": "GuessTheNumber-v0", "kwargs": {"a": [["file"]]}}),
-        ("tools.ToolEnvironment", {"tools": ["grpo_pl.environments.calculator:calc", "theirs.py:calc"]}),
+        ("tools.ToolEnvironment", {"tools": ["grpo_pl.extras.agents.calculator:calc", "theirs.py:calc"]}),
         ("tools.ToolEnvironment", {"tools": ["os.system"]}),
         ("tools.ToolEnvironment", {"tools": "os.system"}),
         ("tools.ToolEnvironment", {"tools": [], "parser": "theirs.Calls"}),
         ("tools.ToolEnvironment", {"tools": [], "parser.class_path": "theirs.Calls"}),
         ("tools.ToolEnvironment", {"tools": ["a:b"], "parser": {"class_path": "theirs.Calls"}}),
         ("openenv_http.OpenEnvEnvironment", {"urls": ["http://localhost:1"]}),
-        ("trl_factory.TRLEnvironment", {"factory": "grpo_pl.environments.calculator:calc"}),
+        ("trl_factory.TRLEnvironment", {"factory": "grpo_pl.extras.agents.calculator:calc"}),
     ],
 )
 def test_code_of_others_is_not_built_without_trust(class_path: str, arguments: dict[str, Any]) -> None:
-    spec = {"class_path": f"grpo_pl.environments.{class_path}", "init_args": arguments}
+    spec = {"class_path": f"grpo_pl.extras.agents.{class_path}", "init_args": arguments}
     with pytest.raises(Untrusted, match="--trust-rewards"):
         build_environment(spec)
 
 
 def test_our_own_environments_are_built_from_an_export() -> None:
-    parser = {"class_path": "grpo_pl.environments.tool_calls.TagCalls", "init_args": {"error": "<no>{text}</no>"}}
-    made = ToolEnvironment(tools=["grpo_pl.environments.calculator:calc"])
+    parser = {"class_path": "grpo_pl.extras.agents.tool_calls.TagCalls", "init_args": {"error": "<no>{text}</no>"}}
+    made = ToolEnvironment(tools=["grpo_pl.extras.agents.calculator:calc"])
     spec = made.spec() | {"init_args": {**made.spec()["init_args"], "parser": parser}}
     built = build_environment(spec)
     assert isinstance(built, ToolEnvironment) and built.spec()["init_args"]["tools"] == spec["init_args"]["tools"]

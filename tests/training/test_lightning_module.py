@@ -98,7 +98,7 @@ def test_the_average_of_the_weights_is_what_is_left_where_that_is_asked_for(run:
 
 def test_an_average_beside_copies_of_the_weights_is_refused(run: Path) -> None:
     module = GRPOModule.load_from_checkpoint(
-        run / "checkpoints/last.ckpt", engine={"class_path": "grpo_pl.rollout.native.child.NativeChildEngine"}
+        run / "checkpoints/last.ckpt", engine={"class_path": "grpo_pl.extras.engines.native_child.NativeChildEngine"}
     )
     with pytest.raises(ValueError, match="averaged weights go with an engine that reads the policy's own"):
         Trainer(**QUIET, max_epochs=1, callbacks=[EMAWeightAveraging()]).fit(module, _data(run))
@@ -147,7 +147,7 @@ def test_subclasses_train_in_double_precision_and_are_saved_by_the_trainer(run: 
     assert all(torch.equal(other.state_dict()[name], weight) for name, weight in rounded.items())
 
 
-TOOLS = "grpo_pl.environments.tools.ToolEnvironment"
+TOOLS = "grpo_pl.extras.agents.tools.ToolEnvironment"
 
 
 @pytest.mark.parametrize(

@@ -27,12 +27,14 @@ VERBS: dict[str, str] = {
 """Verb -> what it does, in one line. The module of a verb, see `module_of`, holds a function of that name; its typed
 arguments become options and its docstring becomes their help. It returns an exit status or None for success."""
 EXTRAS: dict[str, str] = {
+    "agent": "grpo_pl.extras.agents.command",
     "compare": "grpo_pl.extras.compare.command",
     "demo": "grpo_pl.extras.live.command",
     "doctor": "grpo_pl.extras.doctor.command",
     "new": "grpo_pl.extras.scaffold.command",
     "plan": "grpo_pl.extras.plan.command",
     "report": "grpo_pl.extras.report.command",
+    "reward model": "grpo_pl.extras.preferences.command",  # `fit`, where a configuration names `model.classifier`
     "verify": "grpo_pl.extras.replay.command",
 }
 """Verb that no training needs -> its module, imported when the verb is called."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo_pl.data.tasks.generated import GeneratedPrompts
-from grpo_pl.environments.base import Player, Transition, text_of
+from grpo_pl.environment import Player, Transition, text_of
 from grpo_pl.functional.argument_checks import check_within
 from grpo_pl.types import Problem
 
@@ -16,7 +16,7 @@ from grpo_pl.types import Problem
 class GuessNumberPrompts(GeneratedPrompts):
     """Games that differ by their seed alone, which the pipeline derives from the problem's id: nothing is asked.
 
-    For ``TextArenaEnvironment(id="GuessTheNumber-v0")`` with ``grpo_pl.environments.guess_number:show``.
+    For ``TextArenaEnvironment(id="GuessTheNumber-v0")`` with ``grpo_pl.extras.agents.guess_number:show``.
     """
 
     halving_share: float = 0.2

@@ -17,7 +17,6 @@ from grpo_pl.functional.sampling import row_key
 from grpo_pl.policy.loading import end_token_ids
 from grpo_pl.rewards.base import Reward, correctness_index, needs_of
 from grpo_pl.rewards.batch import ScoredBatch, score_completions
-from grpo_pl.rewards.model import LoadsModel
 from grpo_pl.rollout.sampler import Samples
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.module import GRPOModule
@@ -85,6 +84,8 @@ def measure_answers(module: GRPOModule, problems: Sequence[Problem], source: Pro
 
 def _problem_count(rewards: Sequence[Reward]) -> int:
     """Problems whose answers are tried."""
+    from grpo_pl.extras.judges.model import LoadsModel
+
     expensive = any(reward.asynchronous or isinstance(reward, LoadsModel) for reward in rewards)
     return EXPENSIVE_PROBLEMS if expensive else PROBLEMS
 

@@ -16,10 +16,10 @@ from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.extras.doctor.answers import end_chance, scored_again
 from grpo_pl.extras.doctor.callback import Doctor
 from grpo_pl.extras.doctor.run_statistics import Finding, ProblemStatistics, RunStatistics
+from grpo_pl.extras.engines.copy_engine import CopyEngine
 from grpo_pl.functional.gemm import multiplies_bfloat16
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.policy.weights import is_sharded
-from grpo_pl.rollout.copy_engine import CopyEngine
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.microbatches import rollout_rows
 from grpo_pl.training.module import GRPOModule

@@ -14,6 +14,8 @@ from grpo_pl.config.objects import ConfigArguments, build, settings
 from grpo_pl.data.datamodule import RolloutDataModule, check_shares
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.distributed.strategy import computed_in
+from grpo_pl.extras.engines.native_child import NativeChildEngine
+from grpo_pl.extras.engines.ray import RayEngine
 from grpo_pl.extras.plan.memory import Fused, KernelLayout, Layout, Workload, shape_of, teacher_bytes
 from grpo_pl.functional.native import training_kernels
 from grpo_pl.objective.algorithm import GRPOAlgorithm
@@ -24,12 +26,10 @@ from grpo_pl.policy.teacher import TeacherConfig
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import FROM_DATA
 from grpo_pl.rollout.engine import RolloutEngine
-from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.rollout.native.decode_kernel import MOST_ROWS, built_kernels
 from grpo_pl.rollout.native.decoder_choice import default_decoder
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.native.weights import refuse_llama_family
-from grpo_pl.rollout.ray import RayEngine
 from grpo_pl.training.defaults import prompts_of_a_step
 from grpo_pl.training.frozen_models import teacher_configs
 from grpo_pl.training.microbatches import MOST_TOKENS

@@ -22,8 +22,8 @@ from grpo_pl.files.runs import RunFolder
 from grpo_pl.files.sharded_checkpoints import read_checkpoint
 from grpo_pl.files.writing import staged
 from grpo_pl.policy.lora import ADAPTERS, has_adapters, merged
+from grpo_pl.policy.pretrained import MANIFEST, VERIFIED
 from grpo_pl.policy.weights import checkpoint_weights, weights_digest, weights_in
-from grpo_pl.rewards.pretrained import MANIFEST, VERIFIED
 
 MOST_STEPS = 3
 """Steps that are repeated at most, each from a checkpoint of its own."""

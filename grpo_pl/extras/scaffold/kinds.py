@@ -14,7 +14,7 @@ from typing import Any
 
 from grpo_pl.data.cells import is_text
 from grpo_pl.data.tables import load_table
-from grpo_pl.environments.gymnasium_ids import numbers_of
+from grpo_pl.extras.agents.gymnasium_ids import numbers_of
 from grpo_pl.extras.scaffold.easier import easier_settings, is_learnable
 from grpo_pl.files.tables import FORMATS
 from grpo_pl.rewards.sandbox.gym_entry import check_task

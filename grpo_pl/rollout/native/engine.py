@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
@@ -14,18 +14,17 @@ from grpo_pl.functional.device_memory import OutOfMemory, free_gpu_memory, is_ou
 from grpo_pl.functional.sampling import PrecomputedNoise
 from grpo_pl.rollout.decoding import DecodeMonitor
 from grpo_pl.rollout.engine import RolloutEngine, Watching
-from grpo_pl.rollout.native.decode_kernel import DecodeKernel, PackedPolicy, built_kernels, draw_rollout
-from grpo_pl.rollout.native.decoder_choice import TORCH, choose_decoder
-from grpo_pl.rollout.native.graph_decoder import GraphDecoder, decodes_in_graphs
-from grpo_pl.rollout.native.kernel_slots import Draw, KernelSlots
-from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
-from grpo_pl.rollout.native.slots import TurnSlots, alike, continued
-from grpo_pl.rollout.native.weights import refuse_llama_family
+from grpo_pl.rollout.native.decoder_choice import TORCH, choose_decoder, decodes_in_graphs
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import GenerateRequest, Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from grpo_pl.rollout.native.decode_kernel import DecodeKernel
+    from grpo_pl.rollout.native.kernel_slots import KernelSlots
+    from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
+    from grpo_pl.rollout.native.slots import TurnSlots
 
 log = logging.getLogger(__name__)
 _SHARE_OF_FREE_MEMORY = 0.8
@@ -43,6 +42,7 @@ class NativeEngine(PlainEngine):
     The weights are read at every call.
     """
 
+    native: ClassVar[bool] = True
     max_batch_rows: int = 0
     """Most completions decoded, or episodes played, at once; 0 takes all of them, of completions on a GPU those for
     which memory is free at the first rollout, and half as many each time that memory runs out. Outside episodes the
@@ -95,6 +95,8 @@ class NativeEngine(PlainEngine):
     def _draw(
         self, model: PreTrainedModel, ids: Tensor, mask: Tensor, owners: Tensor, keys: Tensor, monitor: DecodeMonitor
     ) -> list[tuple[Tensor, Tensor]]:
+        from grpo_pl.rollout.native.weights import refuse_llama_family
+
         longest = monitor.sampling.max_completion_length
         reason = refuse_llama_family(model, length=ids.shape[1] + longest)
         if reason is not None:
@@ -104,6 +106,9 @@ class NativeEngine(PlainEngine):
         if kernel is not None:
             with torch.no_grad():
                 return [self._draw_by_kernel(kernel, model, owners, keys, monitor)]
+        from grpo_pl.rollout.native.graph_decoder import GraphDecoder
+        from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
+
         drawn = []
         with torch.no_grad():
             kind = GraphDecoder if decodes_in_graphs(model) else LlamaFamilyDecoder
@@ -132,6 +137,8 @@ class NativeEngine(PlainEngine):
 
     def _kernel(self, model: PreTrainedModel, monitor: DecodeMonitor) -> DecodeKernel | None:
         """The decode kernel that draws this rollout; None if torch does."""
+        from grpo_pl.rollout.native.decode_kernel import built_kernels
+
         name, reason = choose_decoder(model, monitor.sampling, stop_strings=bool(monitor.texts), recorded=self.decoder)
         if name == TORCH:
             if decodes_in_graphs(model):
@@ -146,6 +153,8 @@ class NativeEngine(PlainEngine):
         self, kernel: DecodeKernel, model: PreTrainedModel, owners: Tensor, keys: Tensor, monitor: DecodeMonitor
     ) -> tuple[Tensor, Tensor]:
         """Tokens and log-probabilities (B, T) of all rows."""
+        from grpo_pl.rollout.native.decode_kernel import PackedPolicy, draw_rollout
+
         prompts, longest = monitor.request.prompt_ids, monitor.sampling.max_completion_length
         tokens, logprobs, lengths = draw_rollout(
             kernel,
@@ -162,6 +171,8 @@ class NativeEngine(PlainEngine):
         return tokens[:, :width], logprobs[:, :width]
 
     def continuing(self, model: PreTrainedModel, *, rows: int) -> RolloutEngine:
+        from grpo_pl.rollout.native.weights import refuse_llama_family
+
         reason = refuse_llama_family(model, length=1)  # few episodes come to the end of the context
         if reason is not None:
             self._log_once(model, f"transformers' generate: {reason}")
@@ -263,6 +274,10 @@ class _TurnsEngine(NativeEngine):
     def _draw(
         self, model: PreTrainedModel, ids: Tensor, mask: Tensor, owners: Tensor, keys: Tensor, monitor: DecodeMonitor
     ) -> list[tuple[Tensor, Tensor]]:
+        from grpo_pl.rollout.native.kernel_slots import KernelSlots
+        from grpo_pl.rollout.native.slots import TurnSlots, continued
+        from grpo_pl.rollout.native.weights import refuse_llama_family
+
         longest = ids.shape[1] + monitor.sampling.max_completion_length
         if refuse_llama_family(model, length=longest) is not None:  # contexts have outgrown its attention window
             return super()._draw(model, ids, mask, owners, keys, monitor)
@@ -296,6 +311,8 @@ class _TurnsEngine(NativeEngine):
     ) -> tuple[Tensor, Tensor]:
         """Tokens and log-probabilities (B, T) of one turn, of what rows see ``new`` and of ``fresh`` contexts; behind a
         row's end there may be anything."""
+        from grpo_pl.rollout.native.kernel_slots import Draw
+
         ends, temperature = frozenset(monitor.eos), monitor.sampling.temperature
         limits = zip(keys.tolist(), monitor.request.row_limits, strict=True)
         draws = [Draw(key=key, temperature=temperature, limit=limit, ends=ends) for key, limit in limits]
@@ -319,6 +336,8 @@ class _TurnsEngine(NativeEngine):
         monitor: DecodeMonitor,
     ) -> tuple[Tensor, Tensor]:
         """The same by the own forward pass."""
+        from grpo_pl.rollout.native.slots import alike
+
         logits, prompts = [slots.extend(new)] if new else [], list(fresh)
         for part in alike(prompts):
             logits.append(slots.join([prompts[i] for i in part], [len(fresh[prompts[i]]) for i in part]))

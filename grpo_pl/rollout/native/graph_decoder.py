@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from grpo_pl.functional.kernels.device import has_triton
 from grpo_pl.policy.library_internals import unwrap
 from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
 
@@ -145,8 +144,3 @@ def _pool(device: torch.device) -> torch.cuda.MemPool:
     cache, where no other process finds it. Kept, since a pool whose last graph is gone cannot be captured into."""
     with torch.cuda.device(device):
         return torch.cuda.MemPool()
-
-
-def decodes_in_graphs(model: Any) -> bool:
-    """True if rollouts of ``model`` can run on the `GraphDecoder`: on a GPU with Triton, in float32 or narrower."""
-    return has_triton(model.device) and model.dtype != torch.float64

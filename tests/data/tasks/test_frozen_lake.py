@@ -8,15 +8,15 @@ import pytest
 from grpo_pl.data.curriculum import CurriculumPrompts
 from grpo_pl.data.mixture import MixturePrompts
 from grpo_pl.data.tasks.frozen_lake import FrozenLakePrompts
-from grpo_pl.environments import episode_value, play
-from grpo_pl.environments.gymnasium_ids import GymnasiumEnvironment
+from grpo_pl.extras.agents import episode_value, play
+from grpo_pl.extras.agents.gymnasium_ids import GymnasiumEnvironment
 
 LAKE = GymnasiumEnvironment(
     id="FrozenLake-v1",
     kwargs={"is_slippery": False, "render_mode": "ansi"},
     from_row=["desc"],
-    observe="grpo_pl.environments.frozen_lake:show",
-    parse="grpo_pl.environments.frozen_lake:parse",
+    observe="grpo_pl.extras.agents.frozen_lake:show",
+    parse="grpo_pl.extras.agents.frozen_lake:parse",
     isolation="thread",
 )
 

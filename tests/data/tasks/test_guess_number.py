@@ -6,12 +6,14 @@ from collections.abc import Sequence
 import pytest
 
 from grpo_pl.data.tasks.guess_number import GuessNumberPrompts
-from grpo_pl.environments import play
-from grpo_pl.environments.base import Transition
-from grpo_pl.environments.textarena_games import TextArenaEnvironment
+from grpo_pl.environment import Transition
+from grpo_pl.extras.agents import play
+from grpo_pl.extras.agents.textarena_games import TextArenaEnvironment
 
 GAME = TextArenaEnvironment(
-    id="GuessTheNumber-v0", kwargs={"max_number": 15, "max_turns": 20}, observe="grpo_pl.environments.guess_number:show"
+    id="GuessTheNumber-v0",
+    kwargs={"max_number": 15, "max_turns": 20},
+    observe="grpo_pl.extras.agents.guess_number:show",
 )
 
 

@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 
 from grpo_pl.data.tasks.sums import SumPrompts
-from grpo_pl.environments import play
-from grpo_pl.environments.tool_calls import TagCalls
-from grpo_pl.environments.tools import ToolEnvironment
+from grpo_pl.extras.agents import play
+from grpo_pl.extras.agents.tool_calls import TagCalls
+from grpo_pl.extras.agents.tools import ToolEnvironment
 from grpo_pl.rewards import MathReward
 
 
@@ -28,7 +28,7 @@ def test_demonstrations_call_the_tool_as_often_as_they_should_and_are_right() ->
 
 def test_a_demonstration_played_with_the_tool_earns_the_reward() -> None:
     source, reward = SumPrompts(tool_share=1.0), MathReward()
-    environment = ToolEnvironment(tools=["grpo_pl.environments.calculator:calc"], parser=TagCalls(), workers=1)
+    environment = ToolEnvironment(tools=["grpo_pl.extras.agents.calculator:calc"], parser=TagCalls(), workers=1)
     try:
         for problem in source.prompts(0, count=4):
             actions = source.demonstrated_actions(problem, random.Random(0))

@@ -11,12 +11,12 @@ from lightning.pytorch import Trainer
 
 from grpo_pl.extras.doctor import probe
 from grpo_pl.extras.doctor.probe import bfloat16_gain
+from grpo_pl.extras.engines.native_child import NativeChildEngine
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.logprobs import forward_mode
 from grpo_pl.rewards import ExactReward
 from grpo_pl.rollout.engine import RolloutInterrupted
-from grpo_pl.rollout.native.child import NativeChildEngine
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import Problem, SamplingParams
 from tests.conftest import TINY_POLICY

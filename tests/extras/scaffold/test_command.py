@@ -18,7 +18,7 @@ from grpo_pl.config.objects import read
 from grpo_pl.data.cells import gold_in
 from grpo_pl.data.demonstrations import Demonstration
 from grpo_pl.data.sources import PromptSource
-from grpo_pl.environments.gymnasium_ids import numbers_of
+from grpo_pl.extras.agents.gymnasium_ids import numbers_of
 from grpo_pl.extras.scaffold import kinds, writing
 from grpo_pl.extras.scaffold.budget import Speed, measure_speed, plan
 from grpo_pl.extras.scaffold.easier import easier_settings, is_learnable, narrowed

@@ -1,0 +1,1 @@
+"""Rewards by models: behind an endpoint, by a rubric, or loaded here."""

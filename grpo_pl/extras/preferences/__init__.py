@@ -1,0 +1,1 @@
+"""Reward models: trained on pairs of completions, and renewed during RL."""

@@ -1,0 +1,1 @@
+"""Models that the policy learns from besides its rewards."""

@@ -1,3 +1,0 @@
-"""Rollouts by Ray: actors on the hosts of a cluster draw with the workers of child engines."""
-
-from grpo_pl.rollout.ray.engine import RayEngine as RayEngine

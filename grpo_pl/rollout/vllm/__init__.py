@@ -1,5 +1,0 @@
-"""Rollouts by vLLM, in a child process, with our own rule for drawing tokens."""
-
-from grpo_pl.rollout.vllm.engine import VLLMEngine
-
-__all__ = ["VLLMEngine"]
