@@ -41,20 +41,32 @@ class KeyedDraws(LogitsProcessor):
         keys = torch.tensor([row.key for row in states], device=device)
         positions = torch.tensor([len(row.drawn) for row in states], device=device)
         index = torch.tensor(rows, device=device)
-        logits[index] = told(logits[index], token_keys(keys, positions), states[0].draw, states[0].top)
+        mine = logits[index]
+        tell(mine, torch.ones_like(index, dtype=torch.bool), token_keys(keys, positions), states[0].draw, states[0].top)
+        logits[index] = mine
         return logits
 
 
-def told(logits: Tensor, keys: Tensor, how: dict[str, Any], top: int) -> Tensor:
-    """What `KeyedDraws` leaves of logits (B, V) for draws with these ``keys`` (B,), from `token_keys`."""
-    tokens, logprobs = draw_tokens(logits, Noise(keys), **how)
-    found = torch.full_like(logits, -torch.inf)
+def tell(logits: Tensor, mine: Tensor, keys: Tensor, how: dict[str, Any], top: int) -> None:
+    """Turns logits (B, V), in place, into what `KeyedDraws` leaves of them.
+
+    Args:
+        mine: (B,) bool; other rows stay as they are.
+        keys: (B,) from `token_keys`.
+        how: keywords of ``draw_tokens``.
+        top: how many of the likeliest tokens are told.
+    """
+    tokens, logprobs = (each.unsqueeze(1) for each in draw_tokens(logits, Noise(keys), **how))
+    mine = mine.unsqueeze(1)
+    drawn = torch.where(mine, -logprobs.to(logits.dtype), logits.gather(1, tokens))
     if top:
         scaled = logits.float() / how["temperature"]
         ids, theirs = likeliest_tokens(truncate_logits(scaled, top_k=how["top_k"], top_p=how["top_p"]), top)
-        # the largest, for −inf stands where there is no token
-        found.scatter_reduce_(1, ids.long().clamp(min=0), theirs.to(found.dtype), "amax")
-    return found.scatter_(1, tokens.unsqueeze(1), -logprobs.to(found.dtype).unsqueeze(1))
+    logits.masked_fill_(mine, -torch.inf)
+    if top:  # the largest, for −inf stands where there is no token
+        theirs = theirs.to(logits.dtype).masked_fill(~mine, -torch.inf)
+        logits.scatter_reduce_(1, ids.long().clamp(min=0), theirs, "amax")
+    logits.scatter_(1, tokens, drawn)
 
 
 class _Row(NamedTuple):
@@ -105,5 +117,5 @@ class SlotDraws(second.LogitsProcessor):
         real = slots >= 0  # rows that only fill a graph have none
         slots = slots.clamp(min=0)
         positions = ctx.pos.long() + 1 - self._prompt_lengths.gpu[slots].long()
-        drawn = told(logits, token_keys(self._names[slots], positions), *self._how)
-        return torch.where((real & self._keyed[slots]).unsqueeze(1), drawn, logits)
+        tell(logits, real & self._keyed[slots], token_keys(self._names[slots], positions), *self._how)
+        return logits
