@@ -16,6 +16,7 @@ from grpo_pl.policy.loading import end_token_ids
 from grpo_pl.types import GenerateRequest, Rollout, SampleKey, SamplingParams, StopStrings, ThoughtEnd
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 ProgressFn = Callable[[int, int], None]
@@ -105,11 +106,18 @@ class RolloutEngine(ABC):
     def check(self) -> None:  # noqa: B027 - most engines need nothing
         """Called before a run costs anything; a ValueError says why the engine cannot work here and what to install."""
 
+    def check_device(self, device: torch.device) -> None:  # noqa: B027 - most engines compute on any
+        """Likewise for the device of the policy; a ValueError says what cannot be had there."""
+
     def prepare(self, model: PreTrainedModel) -> None:  # noqa: B027 - in-process engines need none
         """Called by all ranks together before each rollout, to gather the weights of a sharded policy."""
 
     def update_weights(self, model: PreTrainedModel) -> None:  # noqa: B027 - in-process engines read the live weights
         """Called once after each weight update: an engine with a copy must draw from the new weights next."""
+
+    def rest(self) -> None:  # noqa: B027 - most engines keep nothing that the update could use
+        """Called when the completions of a step are drawn, before it is scored and trained on: an engine may give
+        memory back until it is asked again."""
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps of the engine, for a resumed run to draw in the same way."""

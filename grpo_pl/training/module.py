@@ -187,6 +187,7 @@ class GRPOModule(PolicyModule):
 
         checks.check_data(self.trainer)
         checks.check_trainer(self.trainer)  # before minutes are spent
+        self.engine.check_device(self.trainer.strategy.root_device)
         if self.trainer.training:
             checks.warn_of_global_seed(self.seed)
             checks.warn_of_float32_on_gpu(self.trainer, self.policy_config)
@@ -329,6 +330,7 @@ class GRPOModule(PolicyModule):
         self.budget.resolve(policy, trained_before=trained, collective=self.collective, reserved=reserved)
         self._scoring.renew(policy, batch.step)
         collected = self.source.take(batch, self.collector)
+        self.engine.rest()
         if self.environment is not None:
             self._step_log.warn_of_failed_episodes(*without_value(collected.samples, self.collective))
         reference = None if self._scoring.reference is None else self._scoring.reference.model

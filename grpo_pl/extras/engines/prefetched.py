@@ -111,6 +111,11 @@ class PrefetchedRollouts(RolloutSource):
                 f"data.staleness is {self.staleness}, and {type(engine).__name__} reads the policy's weights while "
                 "they change: set model.engine to NativeChildEngine, VLLMEngine or RayEngine, or leave it out."
             )
+        if getattr(engine, "sleep", False):
+            raise ValueError(
+                f"model.engine: sleep gives memory back between rollouts, and data.staleness {self.staleness} leaves "
+                "nothing between them: set one of them to false or 0."
+            )
 
     def check_prompts(self, prompts: Sequence[Problem]) -> None:
         check_plain(prompts)

@@ -80,6 +80,10 @@ class Host:
             self._send("progress", self._untold)
         return rollout
 
+    def on_sleep(self) -> None:
+        worker: Any = self._worker  # one that can
+        worker.sleep()
+
     def _arriving(self) -> Iterator[tuple[str, Tensor]]:
         while True:
             _, placed = self._receive()

@@ -58,6 +58,8 @@ class RayEngine(CopyEngine):
         check_at_least(0, "model.engine", cpus=self.cpus, gpus=self.gpus, memory_gib=self.memory_gib)
         if self.address == "local" or "://" in self.address:
             raise ValueError(f"model.engine: address is {self.address!r}: give auto or HOST:PORT of a running cluster.")
+        if getattr(self.engine, "sleep", False):
+            raise ValueError("model.engine: actors have GPUs of their own, so none need sleep: set engine.sleep false.")
         self.engine.threads = self.engine.threads or max(1, int(self.cpus))
         self.dtype, self.max_tokens = getattr(self.engine, "dtype", None), self.engine.max_tokens
 

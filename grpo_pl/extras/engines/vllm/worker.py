@@ -33,6 +33,7 @@ class VLLMWorker:
         dtype, max_tokens, max_batch_rows: see `VLLMEngine`.
         context: most tokens that the policy itself can attend to, if its config says.
         memory: arguments of `cache_memory` that do not depend on the GPU.
+        sleep: `sleep` will be asked for.
         engine_args: further arguments of vLLM's.
 
     Raises:
@@ -48,6 +49,7 @@ class VLLMWorker:
         context: int | None,
         max_batch_rows: int,
         memory: Mapping[str, Any],
+        sleep: bool,
         engine_args: dict[str, Any],
     ) -> None:
         known = {field.name for field in fields(EngineArgs)}
@@ -56,7 +58,7 @@ class VLLMWorker:
             raise ValueError(
                 f"model.engine: vLLM has no argument {name!r}{f'; did you mean {near[0]}?' if near else '.'}"
             )
-        self._max_tokens, self._context = max_tokens, context
+        self._max_tokens, self._context, self._asleep = max_tokens, context, False
         free, total = torch.cuda.mem_get_info() if torch.cuda.is_available() else (None, None)
         cache, share = cache_memory(**memory, free=free, total=total)
         of_device = {} if share is None else {"gpu_memory_utilization": share}
@@ -76,6 +78,7 @@ class VLLMWorker:
                 worker_extension_cls="grpo_pl.extras.engines.vllm.worker.Reload",
                 async_scheduling=False,  # which draws before it has written the last token down
                 max_logprobs=-1,  # no limit
+                enable_sleep_mode=sleep,
                 **{"enable_prefix_caching": True, "disable_log_stats": True, "seed": 0, **of_device, **engine_args},
             )
             try:
@@ -91,7 +94,15 @@ class VLLMWorker:
                     f"vLLM cannot run this policy ({config.get('model_type')}, {max_tokens} tokens, {dtype}): {line}"
                 ) from error
 
+    def sleep(self) -> None:
+        """Gives weights and cache back to the GPU; `load` brings others."""
+        self._engine.sleep(level=2)  # the first level keeps a copy of the weights, which are old after the update
+        self._asleep = True
+
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        if self._asleep:
+            self._engine.wake_up()
+            self._asleep = False
         self._engine.collective_rpc("take_weights", args=(weights,))
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM did not drop the keys and values of the former weights.")

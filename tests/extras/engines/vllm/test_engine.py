@@ -222,6 +222,21 @@ def test_a_push_of_three_million_weights_takes_little_time(build_policy: Any, ma
 # --- manners ------------------------------------------------------------------------------------------------------
 
 
+def test_an_engine_that_rests_gets_weights_and_draws_as_before(tied: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child is asked to sleep and is woken; on a CPU vLLM takes both calls, and frees nothing."""
+    model, engine = tied
+    prompts, keys = _prompts(4), make_keys(4, 2)
+    before, pushes, child = _generate(engine, model, prompts, keys), engine.pushes, engine.pid
+    engine.rest()
+    assert_same(_generate(engine, model, prompts, keys), before)
+    assert engine.pushes == pushes  # it was not asked to
+    monkeypatch.setattr(engine, "sleep", True)
+    for _ in range(2):
+        engine.rest()
+        assert_same(_generate(engine, model, prompts, keys), before)
+    assert engine.pushes == pushes + 2 and engine.pid == child
+
+
 def test_progress_is_told_and_a_stopped_rollout_leaves_nothing_behind(tied: Any) -> None:
     model, engine = tied
     engine.update_weights(model)

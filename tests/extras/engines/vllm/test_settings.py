@@ -10,6 +10,8 @@ from transformers import Qwen2Config
 
 from grpo_pl.extras.engines.copy_engine import ModelSpec
 from grpo_pl.extras.engines.native_child import NativeChildEngine
+from grpo_pl.extras.engines.prefetched import PrefetchedRollouts
+from grpo_pl.extras.engines.ray import RayEngine
 from grpo_pl.extras.engines.vllm import VLLMEngine
 from grpo_pl.extras.engines.vllm.engine import SECOND_RUNNER
 from grpo_pl.extras.engines.vllm.memory import GIB, SPARE, cache_memory
@@ -59,6 +61,23 @@ QWEN = {
     "32B": (32.8, 64, 5120, 40, 8),
 }
 TOTAL = 80 * GIB
+
+
+def test_sleep_is_for_gpus_that_a_trainer_shares() -> None:
+    engine = VLLMEngine(sleep=True)
+    engine.check_device(torch.device("cuda", 0))
+    with pytest.raises(ValueError, match=r"this run is on cpu: set sleep: false"):
+        engine.check_device(torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"set engine\.sleep false"):
+        RayEngine(engine=VLLMEngine(sleep=True))
+    with pytest.raises(ValueError, match=r"data\.staleness 1 leaves nothing between them"):
+        PrefetchedRollouts(1).check(engine, None, None, None)  # type: ignore[arg-type]
+    assert engine.settings(_spec("0.5B"))["sleep"]
+
+
+def test_an_engine_that_sleeps_during_updates_leaves_them_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelSpec, "of", lambda model: model)
+    assert VLLMEngine(sleep=True).unclaimed_bytes(_spec("7B")) == GIB  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("shape", QWEN)
