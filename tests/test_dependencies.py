@@ -60,6 +60,8 @@ EXTRA_OF = {
     "grpo_pl/extras/judges/endpoint.py": "judge",
     "grpo_pl/extras/judges/judge.py": "judge",
     "grpo_pl/extras/judges/rubric.py": "judge",
+    "grpo_pl/extras/engines/copy_engine.py": "lora",
+    "grpo_pl/extras/engines/native_child.py": "lora",
     "grpo_pl/policy/lora.py": "lora",
     "grpo_pl/policy/quantization.py": "qlora",
     "grpo_pl/extras/compare/comparison.py": "plot",
