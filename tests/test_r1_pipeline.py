@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from safetensors.torch import load_file
 
 from tests.extras.preferences.test_reward_model import CONFIG
 
@@ -30,30 +31,39 @@ def _run(folder: Path, *options: str, **environment: str) -> subprocess.Complete
 
 @pytest.mark.slow
 def test_the_five_stages_run_one_after_the_other(command_line: Any, tmp_path: Path) -> None:
-    pairs = tmp_path / "pairs.yaml"
+    base = command_line.config("r1", model__policy__characters="from_data")
+    pairs, sft = tmp_path / "pairs.yaml", tmp_path / "sft.yaml"
     pairs.write_text(yaml.safe_dump({**CONFIG, "data": {**CONFIG["data"], "steps": 2}}))
+    sft.write_text("{data: {rows: {val_share: 0}, steps: 60, rows_per_step: 8}}")
     done = _run(
         tmp_path,
         "--data.steps=2",
         "--model.cold_start.steps=60",
-        BASE=str(command_line.config("r1")),
+        BASE=str(base),
         OUT="out",
         PROBLEMS="60",
         PAIRS=str(pairs),
+        SFT=str(sft),
         GRPO_PL_CACHE=str(tmp_path / "cache"),
     )
     assert done.returncode == 0, done.stderr
     out = tmp_path / "out"
-    kept = [json.loads(line) for line in (out / "2-kept.jsonl").read_text().splitlines()]
+    kept = [json.loads(line) for line in (out / "3-kept.jsonl").read_text().splitlines()]
     assert kept
     assert all(row["correct"] for row in kept)
-    first, last = (yaml.safe_load((out / name / "config.yaml").read_text()) for name in ("1-reasoning", "3-all-round"))
-    assert last["model"]["policy"] == first["model"]["policy"]  # the base model again
-    assert last["model"]["cold_start"]["demonstrations"] == "out/2-kept.jsonl"
-    assert len(last["model"]["rewards"]) == len(first["model"]["rewards"]) + 1
-    assert len(list((tmp_path / "cache" / "cold_start").iterdir())) == 2  # two different cold starts
-    assert "extras/judges/model/mean" in (out / "3-all-round" / "metrics.csv").read_text()
-    assert (out / "3-all-round" / "export" / "model.safetensors").is_file()
+    stages = ("2-reasoning", "4-sft", "5-all-round")
+    reasoning, tuned, all_round = (yaml.safe_load((out / name / "config.yaml").read_text()) for name in stages)
+    assert tuned["model"]["policy"] == reasoning["model"]["policy"]  # the base model again
+    assert tuned["model"]["template"] == reasoning["model"]["template"]
+    assert tuned["data"]["rows"]["path"] == "out/3-kept.jsonl"
+    assert all_round["model"]["policy"]["path"] == "out/4-sft/export"
+    assert all_round["model"]["cold_start"] is None  # though an option of the command line names one, for stage 1
+    assert len(list((tmp_path / "cache" / "cold_start").iterdir())) == 1
+    assert len(all_round["model"]["rewards"]) == len(reasoning["model"]["rewards"]) + 1
+    assert "rewards/model/mean" in (out / "5-all-round" / "metrics.csv").read_text()
+    before, after = (load_file(out / name / "export" / "model.safetensors") for name in stages[1:])
+    assert before.keys() == after.keys()
+    assert all(before[name].shape == after[name].shape for name in before)  # the same vocabulary
 
 
 def test_a_folder_of_an_earlier_run_is_not_mixed_with_a_new_one(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from grpo_pl.cli.commands.predict import _fate, predict, training_problems
 from grpo_pl.cli.main import main
+from grpo_pl.data.demonstration_rows import DemonstrationRows
 from grpo_pl.data.demonstrations import Demonstration, read_demonstrations
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 from grpo_pl.policy.trained import find_model
@@ -82,6 +83,8 @@ def test_rejection_sampling_keeps_right_whole_and_different_completions(run: Pat
     assert f"{len(kept)} written" in capsys.readouterr().out
     shown = read_demonstrations(tmp_path / "out.jsonl")  # what a cold start will read
     assert shown[0] == Demonstration(kept[0]["prompt"][0]["content"], kept[0]["completion"][0]["content"])
+    of_file = DemonstrationRows(path=str(tmp_path / "out.jsonl"), val_share=0)
+    assert of_file.read("train", range(len(kept))) == shown  # what grpo-pl sft will read
 
 
 def test_a_session_of_several_conversations_is_nothing_to_imitate() -> None:
