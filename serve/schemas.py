@@ -18,17 +18,7 @@ from pydantic import (
 
 from grpo_pl.evaluation.problems import MAX_COLUMNS, MAX_TEXT, EvalProblem, Seed
 from grpo_pl.openai_format import fields
-from grpo_pl.openai_format.fields import (
-    MAX_ITEMS,
-    MAX_TOOLS,
-    Body,
-    Short,
-    StopTexts,
-    Text,
-    at,
-    by_type,
-    chosen,
-)
+from grpo_pl.openai_format.fields import MAX_ITEMS, MAX_TOOLS, Body, Short, StopTexts, Text, at, by_type, chosen
 from grpo_pl.openai_format.messages import Conversing, FunctionTool, Message, StreamOptions
 from grpo_pl.rollout.grammars import MAX_GRAMMAR, Grammar
 from serve.errors import bad_request
