@@ -127,13 +127,13 @@ MUTATIONS = [
     ),
     *_all(
         "resume", "grpo_pl/files", "tests/files/test_checkpoints.py",
-        ("key=rollouts_of, reverse=True", "key=rollouts_of"),
+        ("folder.glob(PATTERN), key=rollouts_of, reverse=True", "folder.glob(PATTERN), key=rollouts_of"),
         ("weights_only=True, mmap=mmap", "weights_only=False, mmap=mmap"),
         ('return "it was never completed"', "return None"),
     ),
     *_all(
         "resume", "grpo_pl/callbacks", "tests/callbacks/test_checkpoint.py tests/training/test_lightning_loops.py",
-        ("completed % self.every_n_rollouts == 0", "completed % self.every_n_rollouts == 1"),
+        ("> 0 and completed % self.every_n_rollouts == 0", "> 0 and completed % self.every_n_rollouts == 1"),
         ("paths[-self.keep :]", "paths[: self.keep]"),
     ),
     *_all(

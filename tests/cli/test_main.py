@@ -84,7 +84,7 @@ def test_a_run_is_named_after_its_configuration_and_keeps_everything_in_its_fold
 ) -> None:
     assert first.folder == command_line.runs / "tiny"
     kept = {"config.yaml", "metrics.csv", "completions.jsonl", "report.html", "tensorboard", "checkpoints", "export"}
-    kept |= {".name", "run.json", "held_out.jsonl"}
+    kept |= {".name", "run.json", "held_out.jsonl", "digests.jsonl"}
     assert {path.name for path in first.folder.iterdir()} == kept
     assert first.last.resolve().name == "rollout-000004.ckpt"
 

@@ -18,7 +18,7 @@ from grpo_pl.distributed.strategy import FSDP2Strategy
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.rewards import ExactReward
-from grpo_pl.rollout.native import engine as native
+from grpo_pl.rollout.native import llama_family
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.training import collect
 from grpo_pl.training.module import GRPOModule
@@ -49,12 +49,12 @@ def _run(folder: Path) -> None:
 
         return look
 
-    class Decoder(native.LlamaFamilyDecoder):
+    class Decoder(llama_family.LlamaFamilyDecoder):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
             decoders.add(self)
 
-    native.LlamaFamilyDecoder = Decoder  # type: ignore[misc]
+    llama_family.LlamaFamilyDecoder = Decoder  # type: ignore[misc]
     NativeEngine.generate = watched("draw", NativeEngine.generate)  # type: ignore[method-assign]
     collect.score_completions = watched("reward", collect.score_completions)
     trainer = Trainer(

@@ -34,7 +34,7 @@ def test_a_whole_training_in_25_lines_leaves_what_fit_leaves(folder: Path) -> No
     printed = _run(SMALLER, folder)
     sums = folder / "runs" / "sums"
     assert f"the model is in {Path('runs/sums/export')}" in printed
-    files = {"completions.jsonl", "held_out.jsonl", "metrics.csv", "report.html", "run.json"}
+    files = {"completions.jsonl", "digests.jsonl", "held_out.jsonl", "metrics.csv", "report.html", "run.json"}
     assert {path.name for path in sums.iterdir()} == {".name", "checkpoints", "export", "tensorboard", *files}
     assert len(_rewards(sums)) == 3
     assert (sums / "checkpoints" / "last.ckpt").exists() and (sums / "export" / "grpo_pl.json").is_file()

@@ -13,7 +13,7 @@ from grpo_pl.files.sharded_checkpoints import read_checkpoint
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.rewards import ExactReward
-from grpo_pl.rollout.native import engine as native
+from grpo_pl.rollout.native import llama_family
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import SamplingParams
 
@@ -51,14 +51,14 @@ def test_the_number_is_in_the_checkpoint_and_taken_up(tmp_path: Path, monkeypatc
     monkeypatch.setenv("GRPO_PL_NATIVE", "torch")
     started: list[int] = []
 
-    class Short(native.LlamaFamilyDecoder):
+    class Short(llama_family.LlamaFamilyDecoder):
         def start(self, prompt_ids: Any, prompt_mask: Any, owners: Any, *, room: int) -> Any:
             started.append(len(owners))
             if len(owners) > 3:
                 raise torch.OutOfMemoryError("CUDA out of memory.")
             return super().start(prompt_ids, prompt_mask, owners, room=room)
 
-    monkeypatch.setattr(native, "LlamaFamilyDecoder", Short)
+    monkeypatch.setattr(llama_family, "LlamaFamilyDecoder", Short)
     _fit(tmp_path / "first.ckpt")
     assert started == [8, 4, *[2] * 8]
     assert read_checkpoint(tmp_path / "first.ckpt")["engine"] == {"configured": 0, "rows": 2}

@@ -404,7 +404,7 @@ def test_a_worker_brings_neither_torch_nor_rewards_with_it(pool_of: PoolOf) -> N
     added = {name for name in modules if name.partition(".")[0] not in {*sys.stdlib_module_names, *bare}}
     assert {name for name in added if not name.startswith("grpo_pl_file_")} == {
         "grpo_pl",
-        *(f"grpo_pl.{name}" for name in ("processes", "rewards", "rewards.sandbox", "rewards.sandbox.worker")),
+        *(f"grpo_pl.{name}" for name in ("moved", "processes", "rewards", "rewards.sandbox", "rewards.sandbox.worker")),
         *(f"grpo_pl.processes.{name}" for name in ("channel", "modules", "resource_limits")),
     }
     assert not any(folder.startswith(os.path.dirname(grpo_pl.__file__)) for folder in path)

@@ -8,6 +8,7 @@ import torch
 
 from grpo_pl.functional.device_memory import OutOfMemory
 from grpo_pl.rollout.native import engine as native
+from grpo_pl.rollout.native import llama_family
 from grpo_pl.rollout.native.engine import NativeEngine
 from tests.rollout.drawn import UNEVEN, assert_same, build_model, generate, make_keys
 
@@ -20,7 +21,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setenv("GRPO_PL_NATIVE", "torch")
     started: list[int] = []
 
-    class Short(native.LlamaFamilyDecoder):
+    class Short(llama_family.LlamaFamilyDecoder):
         def start(self, prompt_ids: Any, prompt_mask: Any, owners: Any, *, room: int) -> Any:
             started.append(len(owners))
             self._steps = 0
@@ -32,7 +33,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> list[int]:
                 raise torch.OutOfMemoryError("CUDA out of memory.")
             return super().step(tokens)
 
-    monkeypatch.setattr(native, "LlamaFamilyDecoder", Short)
+    monkeypatch.setattr(llama_family, "LlamaFamilyDecoder", Short)
     return started
 
 
@@ -66,7 +67,7 @@ def test_one_row_without_memory_is_an_error_that_says_what_to_do(monkeypatch: py
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setenv("GRPO_PL_NATIVE", "torch")
-    monkeypatch.setattr(native.LlamaFamilyDecoder, "start", fails)
+    monkeypatch.setattr(llama_family.LlamaFamilyDecoder, "start", fails)
     with pytest.raises(OutOfMemory, match=r"one completion .*model\.sampling\.max_completion_length"):
         generate(NativeEngine(), build_model("qwen2"), UNEVEN, KEYS, length=8)
 
@@ -76,7 +77,7 @@ def test_other_errors_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> Non
         raise RuntimeError("shapes do not match")
 
     monkeypatch.setenv("GRPO_PL_NATIVE", "torch")
-    monkeypatch.setattr(native.LlamaFamilyDecoder, "start", fails)
+    monkeypatch.setattr(llama_family.LlamaFamilyDecoder, "start", fails)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         generate(NativeEngine(), build_model("qwen2"), UNEVEN, KEYS, length=8)
 
