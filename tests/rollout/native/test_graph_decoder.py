@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 from grpo_pl.functional import sampling
 from grpo_pl.policy.lora import Lora, adapters_off, add_adapters
 from grpo_pl.rollout.native import engine as native_engine
+from grpo_pl.rollout.native import graph_decoder
 from grpo_pl.rollout.native.decoder_choice import SWITCH
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.native.graph_decoder import GraphDecoder
@@ -30,7 +31,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[GraphDecoder]:
             made.append(self)
 
     monkeypatch.setenv(SWITCH, "torch")
-    monkeypatch.setattr(native_engine, "GraphDecoder", Watched)
+    monkeypatch.setattr(graph_decoder, "GraphDecoder", Watched)
     monkeypatch.setattr(native_engine, "decodes_in_graphs", lambda model: True)
     monkeypatch.setattr(sampling, "has_triton", lambda device: True)
     return made
