@@ -85,6 +85,7 @@ def test_rows_that_have_ended_leave_when_half_of_all_have(graphs):
     assert len(graphs[0]._tokens) == 1  # 6 rows, 3 after 16 tokens, 1 after 32
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="Triton's interpreter computes no bfloat16 products")
 def test_adapters_in_few_bits_are_drawn_with(graphs):
     model, keys = build_model("qwen2").to(DEVICE), make_keys(3, 4)
     add_adapters(model, Lora(rank=4), seed=0)
