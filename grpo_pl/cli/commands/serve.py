@@ -11,7 +11,9 @@ def serve(settings: ServeSettings) -> int:
     Runs until SIGTERM or Ctrl-C, finishes the requests that it has (for up to 30 seconds) and exits with 0; exits with
     1 when a worker was lost.
     """
+    from grpo_pl.policy.quiet import quiet_libraries
     from serve.server import run_server
 
+    quiet_libraries()
     run_server(settings)
     return 0
