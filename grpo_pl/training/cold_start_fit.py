@@ -65,7 +65,6 @@ def make_start(
     stage: Stage | None = None,
     *,
     trainer: Trainer,
-    tokens_per_microbatch: int | None = None,
     activation_checkpointing: bool = False,
     bar: bool = True,
     report: StepReport | None = None,
@@ -80,7 +79,6 @@ def make_start(
         source: of the demonstrations, where ``start`` names no file.
         stage: where the source's demonstrations are played; None takes each as a completion.
         trainer: a second Trainer with its strategy, devices and precision makes the fit.
-        tokens_per_microbatch: see `StartModule`.
         activation_checkpointing: compute activations again in the backward pass instead of keeping them.
         bar: show a progress bar of its own.
         report: called after every step, in the first process.
@@ -90,7 +88,7 @@ def make_start(
         return folder
     steps, batch_size, lr = start.size
     schedule = Optimization(lr=lr, warmup_rollouts=steps // 10, schedule="cosine", weight_decay=0.01)
-    module = StartModule(policy, template, schedule, start.optimizer, tokens_per_microbatch, activation_checkpointing)
+    module = StartModule(policy, template, schedule, start.optimizer, activation_checkpointing)
 
     def batches(first: int) -> Iterator[list[Example]]:
         return start.batches(template, source, module.tokenizer, stage, first=first)
@@ -132,7 +130,7 @@ def _write(module: StartModule, trainer: Trainer, folder: Path) -> None:
 
 
 class WholeBatches(TokenBudget):
-    """A budget that leaves a batch whole, and its rows in their order, unless it was set or memory ran out."""
+    """A budget that leaves a batch whole, and its rows in their order, until memory runs out."""
 
     def cut(self, rollout: Rollout, rows: Tensor, policy: PreTrainedModel) -> list[Tensor]:
         return [rows] if self.tokens == WHOLE else super().cut(rollout, rows, policy)
@@ -141,13 +139,14 @@ class WholeBatches(TokenBudget):
 class StartModule(SFTModule):
     """`SFTModule` by AdamW or Muon, on examples that a `StartData` brings.
 
+    One forward and backward pass has a process's whole share of a batch, or half of it each time that the memory of a
+    single GPU runs out: a start depends on nothing that the name of its folder does not tell.
+
     Args:
         policy: the language model to train; characters ``from_data`` are known by now.
         template: how a prompt becomes what the policy reads.
         optimization: with a rate.
         optimizer: see ``ColdStart.optimizer``.
-        tokens_per_microbatch: about so many tokens per forward and backward pass; None takes a process's whole share of
-            a batch, or half of it each time that the memory of a single GPU runs out.
         activation_checkpointing: compute activations again in the backward pass instead of keeping them.
     """
 
@@ -157,12 +156,11 @@ class StartModule(SFTModule):
         template: PromptTemplate,
         optimization: Optimization,
         optimizer: Optimizer = "adamw",
-        tokens_per_microbatch: int | None = None,
         activation_checkpointing: bool = False,
     ) -> None:
         super().__init__(policy, template, optimization=optimization, activation_checkpointing=activation_checkpointing)
         self.optimizer = optimizer
-        self.budget = WholeBatches(tokens=tokens_per_microbatch or WHOLE)
+        self.budget = WholeBatches(tokens=WHOLE)
 
     def on_fit_start(self) -> None:
         """Looks for no budget, which free memory would tell: the same start has the same bits on any machine."""

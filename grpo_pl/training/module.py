@@ -214,7 +214,6 @@ class GRPOModule(PolicyModule):
                 self._data.source,
                 self.stage,
                 trainer=self.trainer,
-                tokens_per_microbatch=self.budget.configured,
                 activation_checkpointing=self.activation_checkpointing,
                 bar=bar is not None and not isinstance(bar, StepCallback),  # Lightning's bars count batches alone
                 report=self._report_cold_start,

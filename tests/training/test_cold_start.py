@@ -119,6 +119,18 @@ def test_the_same_ingredients_give_the_same_weights(cache: Path, monkeypatch: py
     assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
 
 
+def test_micro_batches_of_the_run_change_no_bit_of_its_start(command_line: Any, tmp_path: Path) -> None:
+    """Their size does not name the cache, either."""
+    made = {}
+    for tokens in (None, 60):
+        command_line_of = replace(command_line, cold_starts=tmp_path / str(tokens))
+        config = command_line_of.config("cut", model__max_tokens_per_microbatch=tokens)
+        command_line_of.done("fit", "--config", config, "--data.steps=1", "--model.cold_start.steps=3")
+        (folder,) = (tmp_path / str(tokens) / "cold_start").iterdir()
+        made[tokens] = folder.name, (folder / "model.safetensors").read_bytes()
+    assert made[60] == made[None]
+
+
 def test_demonstrations_never_show_a_held_out_problem() -> None:
     source = Recording(digits=2)
     make_start(ColdStart(steps=5, batch_size=60, lr=1e-3), POLICY, TEMPLATE, source, trainer=ONE)
