@@ -32,7 +32,8 @@ from common import (
 )
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo_pl.extras.agents import Environment, EnvironmentPool
+from grpo_pl.environment import Environment
+from grpo_pl.extras.agents import EnvironmentPool
 from grpo_pl.extras.agents.episode_rows import Episode
 from grpo_pl.extras.agents.episodes import run_episodes
 from grpo_pl.extras.agents.trl_factory import TRLEnvironment

@@ -40,7 +40,6 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """Room -> the rooms that it may import. Only a run's configuration, verbs and default callbacks lead to ``extras``."""
 REACHED = {
-    "grpo_pl/cli/remote_evaluation.py": {"grpo_pl.extras.judges.endpoint.retry_after"},
     "grpo_pl/cli/answering.py": {"grpo_pl.extras.agents.pool.EnvironmentPool"},  # for an export's environment
     "grpo_pl/policy/trained.py": {"grpo_pl.extras.agents.tool_form.ToolForm"},
     "grpo_pl/rollout/sampler.py": {"grpo_pl.extras.agents.episodes.run_episodes"},

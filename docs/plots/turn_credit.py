@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from grpo_pl.extras.agents import play
+from grpo_pl.environment import play
 from grpo_pl.extras.agents.frozen_lake import MOVES
 from grpo_pl.extras.agents.gymnasium_ids import GymnasiumEnvironment
 from grpo_pl.functional.turn_credit import anchor_groups, gigpo_advantages, turn_returns

@@ -11,6 +11,8 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+from grpo_pl.openai_format.retry_after import retry_after
+
 _PER_REQUEST = 8  # problems
 _AT_ONCE = 3  # requests
 _PATIENCE_S = 600.0  # for a server that is busy
@@ -48,8 +50,6 @@ def post(url: str, body: Mapping[str, Any], *, api_key: str | None) -> dict[str,
     Raises:
         ServerError: the server cannot be reached, is full for too long, or refuses; with the server's own message.
     """
-    from grpo_pl.extras.judges.endpoint import retry_after
-
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
     content = json.dumps(body).encode()  # ASCII only, so that a column may hold any text, lone surrogates included
     give_up = time.monotonic() + _PATIENCE_S

@@ -7,7 +7,7 @@ from threading import Thread
 import pytest
 
 from grpo_pl.cli import remote_evaluation
-from grpo_pl.extras.judges.endpoint import LONGEST_WAIT_S
+from grpo_pl.openai_format.retry_after import LONGEST_WAIT_S
 
 LATER = dict.fromkeys([None, "nan", "-5", "soon", "Sun, 99 Mar 2025 12:00:07 GMT", "1"], 1.0)
 LATER |= {"5": 5.0, "0": 0.1, "Thu, 01 Jan 1970 00:00:00 GMT": 0.1, "Fri, 31 Dec 9999 23:59:59 GMT": LONGEST_WAIT_S}

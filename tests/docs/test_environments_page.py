@@ -11,7 +11,8 @@ import yaml
 
 from grpo_pl.config.objects import build, read
 from grpo_pl.data.sources import PromptSource
-from grpo_pl.extras.agents import Environment, EnvironmentPool, play
+from grpo_pl.environment import Environment, play
+from grpo_pl.extras.agents import EnvironmentPool
 from grpo_pl.rewards import Reward
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.types import SamplingParams

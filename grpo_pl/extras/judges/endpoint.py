@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import threading
 import unicodedata
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from grpo_pl.functional.argument_checks import check_at_least
+from grpo_pl.openai_format.retry_after import retry_after
 from grpo_pl.rewards.background import run_coroutine
 from grpo_pl.rewards.base import Reward
 
@@ -177,27 +175,3 @@ class AsksModel(Reward):
 
 LOCK = threading.Lock()
 """Guards what such rewards keep, as a server scores in several threads; no field, as a lock cannot be pickled."""
-LONGEST_WAIT_S = 60.0
-_SECONDS = re.compile(r"[0-9]+(\.[0-9]*)?")  # float() would also take nan, inf, 1e9 and -1
-
-
-def retry_after(header: str | None, otherwise: float, *, now: datetime | None = None) -> float:
-    """Seconds, 0 to ``LONGEST_WAIT_S``; a time that has passed is 0.
-
-    Args:
-        header: a number of seconds or an HTTP date (RFC 9110, section 10.2.3); None where there is none.
-        otherwise: the seconds where the header is missing or neither of these.
-        now: the time that a date counts from; by default the clock's.
-    """
-    text = (header or "").strip()
-    if _SECONDS.fullmatch(text):
-        wait = float(text)
-    else:
-        try:
-            then = parsedate_to_datetime(text)
-        except (ValueError, TypeError, IndexError, OverflowError):  # what comes from a server may be anything
-            wait = otherwise
-        else:
-            then = then if then.tzinfo is not None else then.replace(tzinfo=UTC)
-            wait = (then - (now or datetime.now(UTC))).total_seconds()
-    return min(max(wait, 0.0), LONGEST_WAIT_S)

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from grpo_pl.extras.judges.endpoint import retry_after
+from grpo_pl.openai_format.retry_after import retry_after
 from grpo_pl.policy.teacher import TeacherConfig
 
 _TRY_AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)

@@ -4,14 +4,12 @@ import pickle
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 pytest.importorskip("openai")
 
-from grpo_pl.extras.judges.endpoint import retry_after
 from grpo_pl.rewards import JudgeReward
 from tests.rewards.endpoint import FORGED, Endpoint, Handler
 
@@ -246,35 +244,3 @@ def test_a_judge_survives_pickle(endpoint: Endpoint) -> None:
     assert twin([r"\boxed{c}"], ["b"], {})[0].value == 1.0
     reward.close()
     twin.close()
-
-
-# --- Retry-After ---
-
-NOW = datetime(2025, 3, 9, 12, 0, 0, tzinfo=UTC)  # a Sunday
-
-
-@pytest.mark.parametrize(
-    ("header", "seconds"),
-    [
-        ("5", 5.0), (" 2.5 ", 2.5), ("0", 0.0), ("61", 60.0), ("9" * 400, 60.0), ("Sun, 09 Mar 2025 12:00:07 GMT", 7.0),
-        ("Sun, 09 Mar 2025 13:00:07 +0100", 7.0),  # the same moment
-        ("Sun, 09 Mar 2025 12:00:07 -0000", 7.0),  # without a zone: UTC
-        ("Sunday, 09-Mar-25 12:00:07 GMT", 7.0),  # the two older forms that RFC 9110 has clients read
-        ("Sun Mar  9 12:00:07 2025", 7.0), ("Sun, 09 Mar 2025 11:59:00 GMT", 0.0),
-        ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0), ("Mon, 10 Mar 2025 12:00:00 GMT", 60.0),
-        ("Fri, 31 Dec 9999 23:59:59 GMT", 60.0),
-    ],
-)  # fmt: skip
-def test_seconds_and_dates(header: str, seconds: float) -> None:
-    assert retry_after(header, 1.0, now=NOW) == seconds
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        None, "", " ", "-5", "nan", "inf", "-inf", "1e9", "1_0", "5s", "soon", "٣", "Sun, 99 Mar 2025 12:00:07 GMT",
-        "Sun, 09 Mar 2025 12:00:07 +99999999999", "Sun, 09 Mar 99999 12:00:07 GMT", ", , ,", "12:00",
-    ],
-)  # fmt: skip
-def test_what_is_neither_says_nothing(header: str | None) -> None:
-    assert retry_after(header, 4.0, now=NOW) == 4.0
