@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric, SumMetric
 
+from grpo_pl.evaluation.metrics import AverageAtK, GroupMetric, MeanReward, PassAtK, correctness_metrics
+from grpo_pl.functional.estimates import Estimate, estimate_mean
 from grpo_pl.rewards.base import Reward, Score, correctness_index, needs_of
 from grpo_pl.rewards.batch import score_completions
+from grpo_pl.rewards.logged_extras import LoggedExtras
+from grpo_pl.rewards.voting import answer_classes
 from grpo_pl.rollout.sampler import Samples
 from grpo_pl.types import CUT_OFF, PromptBatch, SamplingParams
-
-if TYPE_CHECKING:
-    from grpo_pl.evaluation.metrics import GroupMetric
-    from grpo_pl.functional.estimates import Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +96,6 @@ def grade(
         vote: also find out which wrong answers are equal, for maj@k; otherwise each wrong answer is its own class.
         trainer_state: see ``score_completions``.
     """
-    from grpo_pl.rewards.logged_extras import LoggedExtras
-    from grpo_pl.rewards.voting import answer_classes
-
     columns, n, judge = samples.columns(needs_of(rewards)), samples.rollout.group_size, correctness_index(rewards)
     asked = rewards if judge is None else [rewards[judge]]
     answers = [prompt.answer for prompt in samples.per_row]
@@ -140,8 +137,6 @@ class MetricResult:
 
     def estimate(self) -> Estimate:
         """The mean with its confidence interval."""
-        from grpo_pl.functional.estimates import estimate_mean
-
         return estimate_mean(torch.tensor(list(self.problems.values()), dtype=torch.float64))
 
 
@@ -169,8 +164,6 @@ class HeldOutMetrics:
         groups: Sequence[str],
         device: torch.device,
     ) -> None:
-        from grpo_pl.evaluation.metrics import AverageAtK, MeanReward, PassAtK, correctness_metrics
-
         self.metrics: dict[str, GroupMetric] = {}
         self.noted: dict[str, list[float]] = {}
         """Extra values that rewards logged on this rank."""

@@ -5,17 +5,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
+from grpo_pl.functional.estimates import Estimate, average_at_k, estimate_mean, majority_at_k, pass_at_k
 from grpo_pl.types import CUT_OFF
-
-if TYPE_CHECKING:
-    from grpo_pl.functional.estimates import Estimate
 
 
 class GroupMetric(Metric):
@@ -72,8 +70,6 @@ class GroupMetric(Metric):
 
     def estimate(self) -> Estimate:
         """The mean with its confidence interval, over all ranks; every rank must call it."""
-        from grpo_pl.functional.estimates import estimate_mean
-
         with self.sync_context():
             return estimate_mean(_join(self.values, torch.float64))
 
@@ -94,8 +90,6 @@ def correctness_metrics(ks: Iterable[int], samples: int) -> dict[str, GroupMetri
 def pass_rates(values: Tensor) -> list[float | None]:
     """pass@1 of each problem from the values of the correctness reward, (P, n), NaN where a sample could not be judged;
     None for a problem of which no sample could be judged."""
-    from grpo_pl.functional.estimates import pass_at_k
-
     rates = pass_at_k(values >= 1.0, 1, ~values.isnan()).tolist()
     return [None if rate != rate else rate for rate in rates]
 
@@ -114,8 +108,6 @@ class PassAtK(GroupMetric):
     higher_is_better = True
 
     def per_problem(self, samples: Tensor, judged: Tensor | None) -> Tensor:
-        from grpo_pl.functional.estimates import pass_at_k
-
         return pass_at_k(samples, self.k, judged)
 
 
@@ -129,8 +121,6 @@ class MajorityAtK(GroupMetric):
     higher_is_better = True
 
     def per_problem(self, samples: Tensor, judged: Tensor | None) -> Tensor:
-        from grpo_pl.functional.estimates import majority_at_k
-
         return majority_at_k(samples, self.k, judged)
 
 
@@ -141,8 +131,6 @@ class AverageAtK(GroupMetric):
     """
 
     def per_problem(self, samples: Tensor, judged: Tensor | None) -> Tensor:
-        from grpo_pl.functional.estimates import average_at_k
-
         return average_at_k(samples, self.k)
 
 

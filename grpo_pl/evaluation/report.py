@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from rich.table import Table
@@ -14,10 +14,7 @@ from rich.table import Table
 from grpo_pl.evaluation.held_out import MetricResult
 from grpo_pl.files.rows import read_object
 from grpo_pl.files.writing import staged
-
-if TYPE_CHECKING:
-    from grpo_pl.functional.estimates import Estimate
-
+from grpo_pl.functional.estimates import Estimate, paired_difference
 
 FORMAT = "grpo_pl validation 1"
 
@@ -67,8 +64,6 @@ class EvaluationReport:
 
     def differences(self, baseline: EvaluationReport) -> dict[str, Estimate]:
         """This report minus ``baseline``, paired by problem, for every metric and over the problems that both have."""
-        from grpo_pl.functional.estimates import paired_difference
-
         for name in self.questions.keys() & baseline.questions.keys():
             here, there = self.questions[name], baseline.questions[name]
             other = next((i for i in here.keys() & there.keys() if here[i] != there[i]), None)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from grpo_pl.functional.divergence import divergence
+from grpo_pl.functional.divergence import check_mix, divergence, divergence_slope
+from grpo_pl.functional.gemm import gram, product
 from grpo_pl.functional.kernels.device import has_triton
 
 _CHUNK_TOKENS = 1024  # most tokens whose logits are in memory at a time …
@@ -147,8 +148,6 @@ def head_scores(
     Raises:
         ValueError: the teacher's mix is no share.
     """
-    from grpo_pl.functional.divergence import check_mix
-
     if teacher is not None:
         check_mix(teacher.mix)
         with_entropy = True
@@ -228,9 +227,6 @@ class _HeadScores(torch.autograd.Function):
     def backward(
         ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None, grad_distance: Tensor | None, _: None
     ) -> tuple[Tensor | None, ...]:
-        from grpo_pl.functional.divergence import divergence_slope
-        from grpo_pl.functional.gemm import gram, product
-
         hidden, weight, bias, token_ids, support, entropy, *kept = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         wide = _wide(ctx.dtype)
@@ -331,8 +327,6 @@ def _slope(
 
 def _logits(inputs: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
     """(C, V) logits divided by the temperature, in at least float32; a new tensor that callers may overwrite."""
-    from grpo_pl.functional.gemm import product
-
     logits = product(inputs, weight.t())
     if bias is not None:
         logits += bias.to(logits.dtype)

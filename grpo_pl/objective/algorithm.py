@@ -19,6 +19,7 @@ from grpo_pl.functional import advantages as adv
 from grpo_pl.functional import kl, losses
 from grpo_pl.functional.advantages import Advantages, Baseline
 from grpo_pl.functional.losses import LossOutput
+from grpo_pl.functional.trust_region import LikelyTokens
 from grpo_pl.objective.checks import check_objective
 from grpo_pl.objective.custom import AdvantageEstimator, RewardedGroups, SurrogateObjective, TokenBatch
 from grpo_pl.objective.fields import WITHOUT_RATIO, Objective
@@ -282,8 +283,6 @@ class GRPOAlgorithm(Objective):
 
     def _token_batch(self, tokens: Mapping[str, Tensor]) -> TokenBatch:
         """What surrogate and terms see: 0 where ``mask`` is False."""
-        from grpo_pl.functional.trust_region import LikelyTokens
-
         if tokens["logprobs"].dtype not in (torch.float32, torch.float64):
             raise ValueError(
                 f"log-probabilities are {tokens['logprobs'].dtype}: compute them in float32, whatever the model's "

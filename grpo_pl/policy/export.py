@@ -12,7 +12,9 @@ import grpo_pl
 from grpo_pl.files.writing import staged_folder, system_errors
 from grpo_pl.policy.loading import end_token_ids
 from grpo_pl.policy.lora import has_adapters, merged
+from grpo_pl.policy.pretrained import MANIFEST
 from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.policy.weights import weights_digest, weights_in
 from grpo_pl.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -82,9 +84,6 @@ def export_policy(
         OSError: the folder cannot be written; an earlier export is kept.
     """
     from transformers import GenerationConfig
-
-    from grpo_pl.policy.pretrained import MANIFEST
-    from grpo_pl.policy.weights import weights_digest, weights_in
 
     if folder.exists() and not (folder / MANIFEST).is_file() and any(folder.iterdir()):
         raise ValueError(f"{folder} exists and is no earlier export ({MANIFEST} is missing): choose another folder.")

@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from grpo_pl.files.rows import read_object
 from grpo_pl.policy.lora import Lora, add_adapters, base_of, merged
+from grpo_pl.policy.pretrained import MANIFEST, check_pretrained, load_pretrained, one_clear_line
+from grpo_pl.policy.quantization import keep_form, keep_out_of_checkpoints, nf4_config
 from grpo_pl.policy.template import ANSWER_TAGS, THINK_TAGS
+from grpo_pl.policy.tokenizer import CHARACTERS, FROM_DATA, character_tokenizer
 from grpo_pl.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -77,9 +81,6 @@ def load_tokenizer(policy: PolicyConfig) -> PreTrainedTokenizerBase:
     Raises:
         ValueError: it cannot be loaded, or has neither a padding nor an EOS token.
     """
-    from grpo_pl.policy.pretrained import one_clear_line
-    from grpo_pl.policy.tokenizer import CHARACTERS, FROM_DATA, character_tokenizer
-
     source = policy.source
     if source is None:
         assert policy.characters != FROM_DATA, "grpo_pl.training.vocabulary collects them first"
@@ -139,9 +140,6 @@ def _tokenizer_class(source: str) -> Any:
     newlines."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    from grpo_pl.files.rows import read_object
-    from grpo_pl.policy.pretrained import MANIFEST
-
     file = Path(source).expanduser() / "tokenizer_config.json"
     declared = read_object(file).get("tokenizer_class") if file.is_file() else None
     if declared is None and (file.parent / MANIFEST).is_file():  # as an export always has it
@@ -162,9 +160,6 @@ def load_model(
         ValueError: no such model, or its config cannot be built, or its files lack a part of its weights.
     """
     from transformers import AutoModelForCausalLM
-
-    from grpo_pl.policy.pretrained import load_pretrained
-    from grpo_pl.policy.quantization import keep_form, keep_out_of_checkpoints, nf4_config
 
     options: dict[str, Any] = {"attn_implementation": policy.attn_implementation} if policy.attn_implementation else {}
     source = path or policy.source
@@ -215,8 +210,6 @@ def switch_dropout_off(model: torch.nn.Module) -> None:
 
 def check_weights(policy: PolicyConfig) -> None:
     """Refuses what `load_model` would refuse of the files of a saved model, long before it is loaded."""
-    from grpo_pl.policy.pretrained import check_pretrained
-
     source = policy.source
     if source is not None:
         from transformers import AutoModelForCausalLM
@@ -229,8 +222,6 @@ def _generation_settings(source: str) -> GenerationConfig | None:
     them."""
     from transformers import GenerationConfig
 
-    from grpo_pl.policy.pretrained import one_clear_line
-
     for folder in dict.fromkeys([source, base_of(source)]):
         with one_clear_line(folder, "generation settings"), suppress(OSError):
             return GenerationConfig.from_pretrained(folder)
@@ -241,8 +232,6 @@ def declared_eos_ids(source: str) -> list[int]:
     """The ids of the end tokens that the files of a saved model name: its generation settings, or else its config. For
     adapters without these files they are those of the base model."""
     from transformers import AutoConfig
-
-    from grpo_pl.policy.pretrained import one_clear_line
 
     settings = _generation_settings(source)
     if settings is not None:
@@ -275,8 +264,6 @@ def context_length(config: PreTrainedConfig) -> int | None:
 def model_config(policy: PolicyConfig, tokenizer: PreTrainedTokenizerBase, path: str | None = None) -> PreTrainedConfig:
     """The ``transformers`` config of ``policy``, or of the model saved under ``path``; loads no weights."""
     from transformers import AutoConfig
-
-    from grpo_pl.policy.pretrained import one_clear_line
 
     source = path or policy.source
     if source is None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from grpo_pl.functional.divergence import divergence
+from grpo_pl.functional.gemm import FastLinear
 from grpo_pl.functional.logprobs import (
     TaughtTokens,
     compared_logprobs,
@@ -21,6 +22,8 @@ from grpo_pl.functional.logprobs import (
     token_logprobs,
     top_logprobs,
 )
+from grpo_pl.policy.checkpointing import recomputes_as_it_stands, repeated
+from grpo_pl.policy.fused_modules import fused_forwards, patched
 from grpo_pl.policy.library_internals import attends_by_interface, has_hooks
 from grpo_pl.policy.packing import Rows, pack, packed_attention
 
@@ -149,8 +152,6 @@ def completion_states(model: PreTrainedModel, **rows: Tensor) -> tuple[Tensor, H
     Raises:
         ValueError: the model's logits are more than a linear head's.
     """
-    from grpo_pl.functional.gemm import FastLinear
-
     mode = forward_mode(model)
     if mode == "materialised":
         raise ValueError(
@@ -169,10 +170,6 @@ def completion_states(model: PreTrainedModel, **rows: Tensor) -> tuple[Tensor, H
 
 
 def _score(model: PreTrainedModel, rows: Rows, options: _Options) -> tuple[Tensor, ...]:
-    from grpo_pl.functional.gemm import FastLinear
-    from grpo_pl.policy.checkpointing import recomputes_as_it_stands, repeated
-    from grpo_pl.policy.fused_modules import fused_forwards, patched
-
     mode = forward_mode(model)
     with ExitStack() as stack:
         if not recomputes_as_it_stands(model):
@@ -240,8 +237,6 @@ def _through_head(model: PreTrainedModel, rows: Rows, options: _Options, *, pack
 def _with_head(model: PreTrainedModel, rows: Rows, head: Callable[[Tensor], Tensor], *, packed: bool) -> Tensor:
     """The model's output with ``head`` in place of its own, which gets the hidden states (N, H) that predict the N
     scored tokens; it runs inside the model's forward, where FSDP has gathered the head's weight."""
-    from grpo_pl.policy.checkpointing import repeated
-
     rows = rows.unfolded()
     mask = rows.scored
     attention: AbstractContextManager[None] = nullcontext()
@@ -278,8 +273,6 @@ def shares_prompts(model: PreTrainedModel, longest: int) -> bool:
 
 def forward_mode(model: PreTrainedModel) -> ForwardMode:
     """The mode in which ``model`` is scored; tried at the first call, on all processes of a sharded model at once."""
-    from grpo_pl.policy.checkpointing import recomputes_as_it_stands
-
     if not was_tried(model):
         use_forward_mode(model, _try_modes(model))
         log.info("%s is scored in the %s way.", type(model).__name__, getattr(model, _MODE))

@@ -17,13 +17,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from grpo_pl.functional.native import Spans
 from grpo_pl.policy.library_internals import attention_by
 from grpo_pl.types import Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from grpo_pl.functional.native import Spans
 
 _IMPLEMENTATION = "grpo_pl_packed"
 _SHORTEST_IN_BUCKET = 0.75  # rows shorter than this share of a bucket's longest go to the next one
@@ -102,8 +101,6 @@ def pack(rows: Rows, *, share: bool = True) -> Packing:
     Args:
         share: false repeats the prompt for every row.
     """
-    from grpo_pl.functional.native import Spans
-
     prompt_ids, prompt_mask, completion_ids, completion_mask, *_ = rows
     device = prompt_ids.device
     differs = ((prompt_ids != prompt_ids.roll(1, 0)) | (prompt_mask != prompt_mask.roll(1, 0))).any(dim=1)

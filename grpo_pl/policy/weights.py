@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from grpo_pl.policy.library_internals import checkpoint_names, persistent_tensors, unwrap
 from grpo_pl.policy.lora import has_adapters, merged_weights
+from grpo_pl.policy.pretrained import report_kept, shapes_of, unlike
 from grpo_pl.policy.quantization import plain
 
 if TYPE_CHECKING:
@@ -99,8 +100,6 @@ def bucketed(weights: Iterable[tuple[str, Tensor]], size: int) -> Iterator[dict[
 
 def from_weights(kind: Any, weights: Mapping[str, Tensor], **options: Any) -> Any:
     """A model of transformers with weights that have the names of its checkpoints, all of which must be there."""
-    from grpo_pl.policy.pretrained import report_kept, shapes_of, unlike
-
     with report_kept():
         model, found = kind.from_pretrained(
             None,
@@ -129,8 +128,6 @@ def load_whole(model: nn.Module, weights: Mapping[str, Any]) -> None:
     Raises:
         ValueError: one line that names what is missing, has another shape, or has no place in the model.
     """
-    from grpo_pl.policy.pretrained import unlike
-
     own = model.state_dict()
     shapes = {
         name: (tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__, tuple(own[name].shape))

@@ -39,6 +39,7 @@ from grpo_pl.policy.teacher import TeacherConfig
 from grpo_pl.rewards.base import Reward, require_correctness, with_inner
 from grpo_pl.rewards.batch import check_rewards
 from grpo_pl.rollout.engine import RolloutEngine
+from grpo_pl.training.frozen_models import check_teachers
 from grpo_pl.training.optimization import Optimization
 from grpo_pl.training.policy_module import PolicyModule
 from grpo_pl.types import SamplingParams
@@ -52,8 +53,6 @@ def check_parts(
     max_tokens_per_microbatch: int | None,
 ) -> None:
     """Refuses fields of a run that contradict each other."""
-    from grpo_pl.training.frozen_models import check_teachers
-
     algorithm, sampling, rewards = module.algorithm, module.sampling, module.rewards
     environment, demonstrations = module.environment, module.demonstrations
     needs = algorithm.needs

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.pytorch import Trainer
 
+from grpo_pl.data.demonstrations import Demonstration, draw_in_passes, read_demonstrations
 from grpo_pl.distributed.strategy import computed_by
 from grpo_pl.environment import Player, text_of
 from grpo_pl.files.cache import cache_root
@@ -25,13 +26,13 @@ from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.policy.privileged import PrivilegedText
 from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.policy.tokenizer import known_characters, lacking_characters, shown_characters
+from grpo_pl.training.sft import Example, tokenized
 from grpo_pl.training.stage import Stage
 from grpo_pl.types import Conversation, Problem
 
 if TYPE_CHECKING:
-    from grpo_pl.data.demonstrations import Demonstration
     from grpo_pl.data.sources import PromptSource
-    from grpo_pl.training.sft import Example
 
 RECIPE, RECIPE_MIXED = 2, 3
 """Count up when what is computed changes, so that caches made by an older recipe are not taken: where the policy
@@ -144,8 +145,6 @@ class ColdStart:
 
     def asked(self, source: PromptSource, count: int) -> Iterator[str]:
         """The questions of all demonstrations of the file, or of about the first ``count`` of the source's own."""
-        from grpo_pl.data.demonstrations import read_demonstrations
-
         if self.demonstrations is not None:
             yield from (str(each.question) for each in read_demonstrations(self.demonstrations))
             return
@@ -161,10 +160,6 @@ class ColdStart:
         self, template: PromptTemplate, source: PromptSource, tokenizer: Any, stage: Stage | None, first: int = 0
     ) -> Iterator[list[Example]]:
         """The examples of step ``first`` and all after it."""
-        from grpo_pl.data.demonstrations import draw_in_passes, read_demonstrations
-        from grpo_pl.policy.tokenizer import known_characters
-        from grpo_pl.training.sft import tokenized
-
         steps, batch_size, _ = self.size
         known, tags = known_characters(tokenizer), tokenizer.get_added_vocab()
         shown = None  # those that are shown pass after pass, unless each step has new ones
@@ -210,8 +205,6 @@ class ColdStart:
         instead: str = "remove model.cold_start, name a file as its `demonstrations`",
     ) -> list[Demonstration]:
         """The source's own demonstrations of a step; ``instead`` says what to set where there are none."""
-        from grpo_pl.data.demonstrations import Demonstration
-
         rng = random.Random(row_key(self.seed, "cold_start", step))
         shown = []
         played: list[tuple[Problem, Sequence[str] | Player, int]] = []
@@ -233,8 +226,6 @@ def check_characters(
     shown: list[Demonstration], known: frozenset[str] | None, tags: Iterable[str]
 ) -> list[Demonstration]:
     """The same, unless they have characters that a vocabulary of single characters would drop."""
-    from grpo_pl.policy.tokenizer import lacking_characters, shown_characters
-
     if known is None:
         return shown
     lacking = [lacking_characters(f"{text_of(each.question)}{each.text}", known, tags) for each in shown]

@@ -22,6 +22,7 @@ from grpo_pl.rewards.base import Reward, correctness_index, needs_of
 from grpo_pl.rewards.batch import ScoredBatch, join_scores, score_completions
 from grpo_pl.rollout.engine import EngineDied, ProgressFn
 from grpo_pl.rollout.sampler import CompletionSampler, Samples
+from grpo_pl.training.credit import step_tensors, turns_of
 from grpo_pl.training.progress import ProgressCallback, stopwatch
 from grpo_pl.types import Problem, PromptBatch, SamplingParams
 
@@ -202,8 +203,6 @@ class Collector:
             fetch: the prompts of further attempts.
             seconds: of the step so far.
         """
-        from grpo_pl.training.credit import step_tensors, turns_of
-
         samples, greedy_samples = drawn
         with stopwatch(seconds, "reward"):
             scored = self.score(samples)

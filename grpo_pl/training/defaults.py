@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
+from grpo_pl.data.demonstrations import read_demonstrations
 from grpo_pl.policy.loading import context_length, load_model, load_tokenizer
 from grpo_pl.policy.tokenizer import FROM_DATA
 
@@ -160,8 +161,6 @@ def run_facts(
     episodes: bool,
 ) -> RunFacts:
     """The facts of a run; counts parameters without loading weights, and reads files of problems."""
-    from grpo_pl.data.demonstrations import read_demonstrations
-
     model = _without_weights(policy)
     file, count = (None, None) if cold_start is None else (cold_start.demonstrations, cold_start.count)
     leaves = data.source.leaves().values()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from grpo_pl.data.demonstrations import Demonstration, draw_in_passes, read_demonstrations
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.objective.algorithm import GRPOAlgorithm
@@ -19,13 +20,11 @@ from grpo_pl.objective.needs import DemonstrationLoss
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.tokenizer import known_characters
 from grpo_pl.training.beside import Beside, Sums
+from grpo_pl.training.cold_start import MADE_UP, ColdStart, check_characters
+from grpo_pl.training.sft import Example, demonstration_logprobs, tokenized
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from grpo_pl.data.demonstrations import Demonstration
-    from grpo_pl.training.cold_start import ColdStart
-    from grpo_pl.training.sft import Example
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +50,6 @@ class DemonstrationBatches:
             ValueError: no such file, a source without demonstrations, episodes without an environment, characters that
                 the vocabulary lacks, or a completion that does not begin with the template's prefill.
         """
-        from grpo_pl.training.cold_start import MADE_UP
-        from grpo_pl.training.sft import tokenized
-
         if self.file is None:
             shown = list(self.made(source))
         elif not Path(self.file).is_file():
@@ -69,15 +65,11 @@ class DemonstrationBatches:
     @property
     def shown(self) -> ColdStart:
         """A cold start that shows the same demonstrations; of a source, the first ones."""
-        from grpo_pl.training.cold_start import MADE_UP, ColdStart
-
         steps = -(-MADE_UP // self.batch_size)
         return ColdStart(steps=steps, batch_size=self.batch_size, lr=1.0, seed=self.seed, demonstrations=self.file)
 
     def made(self, source: PromptSource) -> Iterator[Demonstration]:
         """The source's own demonstrations of the first optimiser steps."""
-        from grpo_pl.training.cold_start import MADE_UP
-
         return islice(chain.from_iterable(self._made(source, step) for step in range(self.shown.size[0])), MADE_UP)
 
     def of_step(
@@ -92,9 +84,6 @@ class DemonstrationBatches:
 
     def examples(self, number: int, source: PromptSource, dialogue: Dialogue) -> list[Example]:
         """The demonstrations of optimiser step ``number``, counted from the start of the run."""
-        from grpo_pl.data.demonstrations import draw_in_passes
-        from grpo_pl.training.sft import tokenized
-
         if self.file is None:
             chosen = self._with_known_characters(self._made(source, number), dialogue)
         else:
@@ -105,14 +94,10 @@ class DemonstrationBatches:
         return self.shown.from_source(source, None, step, instead="name a file as model.demonstrations.file")
 
     def _with_known_characters(self, shown: list[Demonstration], dialogue: Dialogue) -> list[Demonstration]:
-        from grpo_pl.training.cold_start import check_characters
-
         return check_characters(shown, known_characters(dialogue.tokenizer), dialogue.tokenizer.get_added_vocab())
 
     @cached_property
     def _read(self) -> list[Demonstration]:
-        from grpo_pl.data.demonstrations import read_demonstrations
-
         assert self.file is not None
         return read_demonstrations(self.file)
 
@@ -149,8 +134,6 @@ class Demonstrated(Beside):
 
     def loss(self, model: PreTrainedModel, part: Sequence[Example], *, pad_token_id: int) -> tuple[Tensor, Sums]:
         """Σ over the tokens of a micro-batch / number of tokens in all demonstrations."""
-        from grpo_pl.training.sft import demonstration_logprobs
-
         logprobs, written = demonstration_logprobs(model, part, pad_token_id=pad_token_id)
         losses = self.how.losses(logprobs)
         total = sum(sum(example.written) for example in self.examples)

@@ -34,6 +34,7 @@ from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.weights import is_sharded
 from grpo_pl.training.collect import Collected
 from grpo_pl.training.microbatches import Scorer, longest_segment
+from grpo_pl.training.vocabulary import first_prompts
 from grpo_pl.types import Rollout
 
 if TYPE_CHECKING:
@@ -151,8 +152,6 @@ def check_for_data(
     configs: Configs, data: RolloutDataModule, tokenizer: PreTrainedTokenizerBase, template: PromptTemplate
 ) -> None:
     """Refuses teachers that lack a part of the data, or that would read other tokens than ``tokenizer`` writes."""
-    from grpo_pl.training.vocabulary import first_prompts
-
     check_sources(configs, data.source.leaves())
     asked = [problem.asked for problem in islice(first_prompts(data), PROMPTS_COMPARED)]
     for name, config in configs.items():

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
@@ -20,6 +20,9 @@ from grpo_pl.environment import Environment
 from grpo_pl.evaluation.held_out import Validation
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.objective.terms.states import TermStates
+from grpo_pl.policy.checkpointing import checkpoint_activations
+from grpo_pl.policy.dialogue import Dialogue
+from grpo_pl.policy.dropout import switch_noise_off
 from grpo_pl.policy.loading import PolicyConfig, load_tokenizer
 from grpo_pl.policy.privileged import PrivilegedText
 from grpo_pl.policy.teacher import TeacherConfig
@@ -32,6 +35,8 @@ from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.training import checks
 from grpo_pl.training.cold_start import ColdStart
+from grpo_pl.training.cold_start_fit import make_start
+from grpo_pl.training.defaults import Derived, derive, run_facts, unset_fields, with_values
 from grpo_pl.training.demonstrated import DemonstrationBatches
 from grpo_pl.training.experience import Experience, ExperienceMaker
 from grpo_pl.training.frozen_models import Teachers, check_for_data, teacher_configs
@@ -41,13 +46,13 @@ from grpo_pl.training.microbatches import TokenBudget
 from grpo_pl.training.optimization import Optimization
 from grpo_pl.training.partial_rollouts import PartialRollouts
 from grpo_pl.training.policy_module import PolicyModule
+from grpo_pl.training.scoring_models import ScoringModels
 from grpo_pl.training.source import RolloutSource, SourceRun, SynchronousRollouts
 from grpo_pl.training.source_choice import rollout_source
+from grpo_pl.training.update import PolicyUpdate, UpdateResult
+from grpo_pl.training.vocabulary import first_prompts
+from grpo_pl.training.weight_sync import WeightSyncCheck
 from grpo_pl.types import PromptBatch, SamplingParams
-
-if TYPE_CHECKING:
-    from grpo_pl.training.defaults import Derived
-    from grpo_pl.training.update import PolicyUpdate, UpdateResult
 
 
 class GRPOModule(PolicyModule):
@@ -103,9 +108,6 @@ class GRPOModule(PolicyModule):
         reflection_words: tuple[str, ...] = REFLECTION_WORDS,
         seed: int = 0,
     ) -> None:
-        from grpo_pl.training.scoring_models import ScoringModels
-        from grpo_pl.training.weight_sync import WeightSyncCheck
-
         super().__init__()
         self.policy_config, self.template, self.rewards = policy, template, rewards
         self.algorithm, self.sampling, self.validation = algorithm, sampling, validation
@@ -138,8 +140,6 @@ class GRPOModule(PolicyModule):
     # --- building ---------------------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        from grpo_pl.training.weight_sync import WeightSyncCheck
-
         checks.check_data(self.trainer)  # in every process
         checks.check_trainer(self.trainer)
         end_with_launcher()
@@ -163,8 +163,6 @@ class GRPOModule(PolicyModule):
 
     def derive_defaults(self, data: RolloutDataModule) -> list[Derived]:
         """Derives the fields that are null from what is known before the start; says which, and from what."""
-        from grpo_pl.training.defaults import derive, run_facts, unset_fields
-
         unset = unset_fields(None if self.has_own_optimizer else self.optimization, self.cold_start, data)
         if not unset:
             return []
@@ -177,14 +175,10 @@ class GRPOModule(PolicyModule):
 
     def take_derived(self, values: Mapping[str, Any], data: RolloutDataModule) -> None:
         """Sets fields that were null, by their dotted names."""
-        from grpo_pl.training.defaults import with_values
-
         self.optimization, self.cold_start = with_values(values, self.optimization, self.cold_start, data)
 
     def prepare_data(self) -> None:
         """Checks the run; in one process a node."""
-        from grpo_pl.policy.dialogue import Dialogue
-
         checks.check_data(self.trainer)
         checks.check_trainer(self.trainer)  # before minutes are spent
         self.engine.check_device(self.trainer.strategy.root_device)
@@ -201,8 +195,6 @@ class GRPOModule(PolicyModule):
 
     def _make_start(self) -> None:
         """Makes the cold start where it is missing, by a fit inside of this one before the policy is loaded."""
-        from grpo_pl.training.cold_start_fit import make_start
-
         self.derive_defaults(self._data)
         self._resolve_characters()
         if self.policy is None and (start := self._start) is not None and self._needs_start_weights():
@@ -222,9 +214,6 @@ class GRPOModule(PolicyModule):
     def configure_model(self) -> None:
         """Loads tokenizer, policy and, if the objective asks for them, the frozen reference and teachers; what an
         earlier stage or `load_from_checkpoint` has loaded stays."""
-        from grpo_pl.policy.checkpointing import checkpoint_activations
-        from grpo_pl.policy.dropout import switch_noise_off
-
         sharding = self.trainer.strategy.sharding if isinstance(self.trainer.strategy, FSDP2Strategy) else None
         if self.policy is None:
             self.derive_defaults(self._data)
@@ -252,8 +241,6 @@ class GRPOModule(PolicyModule):
 
     def check_teachers(self, data: RolloutDataModule) -> None:
         """Refuses teachers that lack a part of the data, or would read other tokens than the policy writes."""
-        from grpo_pl.training.vocabulary import first_prompts
-
         if self.privileged is not None:
             self.privileged.check_columns(first_prompts(data), self.rewards)
         elif self.algorithm.needs.teacher:
@@ -356,8 +343,6 @@ class GRPOModule(PolicyModule):
         )
 
     def _policy_update(self, step: int) -> PolicyUpdate:
-        from grpo_pl.training.update import PolicyUpdate
-
         more: dict[str, Any] = {}
         if self.demonstrations is not None:
             of_step, source, dialogue = self.demonstrations.of_step, self._data.source, self.sampler.dialogue

@@ -15,6 +15,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from grpo_pl.config.objects import build
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.distributed.collective import Collective
 from grpo_pl.distributed.sharding import build_once
@@ -24,22 +25,26 @@ from grpo_pl.functional.sampling import DRAW_RULE
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer
 from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.policy.trained import SETTINGS, NoSettings, ServedModel, find_model
 from grpo_pl.rewards.base import Reward, correctness_index
+from grpo_pl.rewards.trust import Untrusted, refuse_own_classes
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.episode_settings import EpisodeSettings
+from grpo_pl.rollout.native.decoder_choice import TORCH, decoder_for_run
 from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.cold_start import ColdStart
 from grpo_pl.training.collect import Collector, DrawRequest, trainer_state
 from grpo_pl.training.demonstrated import DemonstrationBatches
 from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.metrics import logged_means
+from grpo_pl.training.stage import Stage
+from grpo_pl.training.vocabulary import with_collected_characters
 from grpo_pl.types import Problem, PromptBatch, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from grpo_pl.extras.agents.pool import EnvironmentPool
-    from grpo_pl.training.stage import Stage
 
 
 class PolicyModule(LightningModule):
@@ -142,8 +147,6 @@ class PolicyModule(LightningModule):
 
     def _choose_decoder(self) -> None:
         """All ranks draw with what rank 0 would, and a resumed run with what it drew with before, where it is there."""
-        from grpo_pl.rollout.native.decoder_choice import decoder_for_run
-
         drawing = self.engine.drawing_engine
         if not drawing.native:
             return
@@ -162,8 +165,6 @@ class PolicyModule(LightningModule):
     @property
     def stage(self) -> Stage | None:
         """The environment for the demonstrations of a cold start."""
-        from grpo_pl.training.stage import Stage
-
         if self.environment is None:
             return None
         return Stage(environment=self.environment, plain=self.episodes.plain_turns, limits=self.episodes)
@@ -176,8 +177,6 @@ class PolicyModule(LightningModule):
 
     def _resolve_characters(self) -> None:
         """Collects what ``policy.characters: from_data`` stands for, unless the command line has done so."""
-        from grpo_pl.training.vocabulary import with_collected_characters
-
         self.policy_config = with_collected_characters(
             self.policy_config, self.template, self._data, self.cold_start, self.stage, self.demonstrations
         )
@@ -208,8 +207,6 @@ class PolicyModule(LightningModule):
     # --- validate, test and predict ---------------------------------------------------------------------------------
 
     def on_validation_start(self) -> None:
-        from grpo_pl.rollout.native.decoder_choice import TORCH
-
         if getattr(self.engine.drawing_engine, "decoder", TORCH) is None:  # outside a fit
             self._choose_decoder()
 
@@ -320,15 +317,11 @@ class PolicyModule(LightningModule):
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        from grpo_pl.policy.trained import SETTINGS
-
         if self.settings is not None:
             checkpoint[SETTINGS] = self.settings
         checkpoint |= {"characters": self.policy_config.characters, "draw_rule": DRAW_RULE, "decoder": self.decoder}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        from grpo_pl.rollout.native.decoder_choice import TORCH
-
         characters = self.policy_config.characters
         if checkpoint.get("characters", characters) != characters:
             raise ValueError(
@@ -380,10 +373,6 @@ class PolicyModule(LightningModule):
             ValueError: no settings, and no ``policy`` and ``rewards`` either, settings that name a class outside
                 grpo_pl (``Untrusted``), or weights of another policy.
         """
-        from grpo_pl.config.objects import build
-        from grpo_pl.policy.trained import NoSettings, find_model
-        from grpo_pl.rewards.trust import Untrusted, refuse_own_classes
-
         if hparams_file is not None or strict is False:
             raise ValueError(
                 "load_from_checkpoint: leave out hparams_file and strict: all of a run is loaded, or nothing."
@@ -410,9 +399,7 @@ class PolicyModule(LightningModule):
     @classmethod
     def _from_weights(cls, file: Path, device: str, fields: Mapping[str, Any]) -> Self:
         """The module of ``fields``, which are objects or plain values, with the policy of a checkpoint."""
-        from grpo_pl.config.objects import build
         from grpo_pl.files.sharded_checkpoints import read_checkpoint
-        from grpo_pl.policy.trained import ServedModel
 
         def built(name: str, value: Any) -> Any:
             first = value[0] if isinstance(value, list) and value else value

@@ -11,13 +11,12 @@ from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.privileged import PrivilegedText
 from grpo_pl.policy.weights import is_sharded
 from grpo_pl.rollout.sampler import CompletionSampler
+from grpo_pl.training.frozen_models import Reference, Teachers
+from grpo_pl.training.self_teacher import SelfTeacher
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
-
-    from grpo_pl.training.frozen_models import Reference, Teachers
-    from grpo_pl.training.self_teacher import SelfTeacher
 
 
 @dataclass(kw_only=True)
@@ -36,9 +35,6 @@ class ScoringModels:
         sampler: CompletionSampler,
     ) -> None:
         """Makes the copies of the policy that the objective asks for, and that an earlier fit has not made."""
-        from grpo_pl.training.frozen_models import Reference
-        from grpo_pl.training.self_teacher import SelfTeacher
-
         needs = algorithm.needs
         if needs.loads_reference and self.reference is None:
             self.reference = Reference(policy, algorithm.ref_update_every)

@@ -16,6 +16,7 @@ from grpo_pl.data.sources import PromptSource
 from grpo_pl.environment import text_of
 from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.policy.text_check import check_embedding
 from grpo_pl.policy.tokenizer import (
     CHARACTERS,
     FROM_DATA,
@@ -97,8 +98,6 @@ def check_vocabulary(
 
     Problems of a list whose ``bad_rows`` is ``drop`` are left out and counted instead.
     """
-    from grpo_pl.policy.text_check import check_embedding
-
     texts = texts_of_run(template, tokenizer, data, cold_start, demonstrations)
     check_embedding(policy, tokenizer, ((text.place, text.text) for text in texts))
     known = known_characters(tokenizer)

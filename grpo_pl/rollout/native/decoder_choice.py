@@ -9,6 +9,8 @@ import torch
 
 from grpo_pl.functional.kernels.device import SWITCH, has_triton
 from grpo_pl.policy.library_internals import unwrap
+from grpo_pl.rollout.native.decode_kernel import built_kernels
+from grpo_pl.rollout.native.weights import refuse_llama_family
 from grpo_pl.types import SamplingParams
 
 TORCH = "torch"
@@ -26,8 +28,6 @@ behind prompts of 64 (576: of 17 or 24 behind 60), torch → kernel. ``benchmark
 def default_decoder(model: Any) -> str:
     """The decoder of ``model``, of the Llama family: one of this machine's `built_kernels` by name, or ``TORCH``; a
     ValueError says that the environment asks for a kernel that is not there."""
-    from grpo_pl.rollout.native.decode_kernel import built_kernels
-
     asked, kernels = os.environ.get(SWITCH), built_kernels()
     if asked:
         if asked != TORCH and asked not in kernels:
@@ -46,8 +46,6 @@ def choose_decoder(
         stop_strings: texts may end completions.
         recorded: the run's decoder, if it has one.
     """
-    from grpo_pl.rollout.native.decode_kernel import built_kernels
-
     name, refusal = recorded or default_decoder(model), _refuse(model, sampling, stop_strings=stop_strings)
     if refusal is not None:
         return TORCH, None if name == TORCH else refusal
@@ -66,8 +64,6 @@ def decoder_for_run(
     Args:
         recorded: the decoder that it drew with before; None if it begins.
     """
-    from grpo_pl.rollout.native.weights import refuse_llama_family
-
     if recorded is not None:
         return resumed_decoder(recorded, model)
     if refuse_llama_family(model, length=1) is not None:
@@ -77,8 +73,6 @@ def decoder_for_run(
 
 def resumed_decoder(recorded: str, model: Any) -> tuple[str, str | None]:
     """The decoder of a policy that drew with ``recorded`` before, and a line for the log if it is another one."""
-    from grpo_pl.rollout.native.decode_kernel import built_kernels
-
     asked = os.environ.get(SWITCH)
     if not asked and recorded in (TORCH, *built_kernels()):
         return recorded, None
@@ -96,8 +90,6 @@ def refuse_kernel(model: Any, *, length: int) -> str | None:
     Args:
         length: most tokens of a sequence.
     """
-    from grpo_pl.rollout.native.weights import refuse_llama_family
-
     reason = refuse_llama_family(model, length=length)
     return _refuse_type(model) if reason is None else f"cannot compute this policy: {reason}"
 

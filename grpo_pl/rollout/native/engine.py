@@ -14,14 +14,15 @@ from grpo_pl.functional.device_memory import OutOfMemory, free_gpu_memory, is_ou
 from grpo_pl.functional.sampling import PrecomputedNoise
 from grpo_pl.rollout.decoding import DecodeMonitor
 from grpo_pl.rollout.engine import RolloutEngine, Watching
+from grpo_pl.rollout.native.decode_kernel import DecodeKernel, PackedPolicy, built_kernels, draw_rollout
 from grpo_pl.rollout.native.decoder_choice import TORCH, choose_decoder, decodes_in_graphs
+from grpo_pl.rollout.native.weights import refuse_llama_family
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import GenerateRequest, Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from grpo_pl.rollout.native.decode_kernel import DecodeKernel
     from grpo_pl.rollout.native.kernel_slots import KernelSlots
     from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
     from grpo_pl.rollout.native.slots import TurnSlots
@@ -95,8 +96,6 @@ class NativeEngine(PlainEngine):
     def _draw(
         self, model: PreTrainedModel, ids: Tensor, mask: Tensor, owners: Tensor, keys: Tensor, monitor: DecodeMonitor
     ) -> list[tuple[Tensor, Tensor]]:
-        from grpo_pl.rollout.native.weights import refuse_llama_family
-
         longest = monitor.sampling.max_completion_length
         reason = refuse_llama_family(model, length=ids.shape[1] + longest)
         if reason is not None:
@@ -137,8 +136,6 @@ class NativeEngine(PlainEngine):
 
     def _kernel(self, model: PreTrainedModel, monitor: DecodeMonitor) -> DecodeKernel | None:
         """The decode kernel that draws this rollout; None if torch does."""
-        from grpo_pl.rollout.native.decode_kernel import built_kernels
-
         name, reason = choose_decoder(model, monitor.sampling, stop_strings=bool(monitor.texts), recorded=self.decoder)
         if name == TORCH:
             if decodes_in_graphs(model):
@@ -153,8 +150,6 @@ class NativeEngine(PlainEngine):
         self, kernel: DecodeKernel, model: PreTrainedModel, owners: Tensor, keys: Tensor, monitor: DecodeMonitor
     ) -> tuple[Tensor, Tensor]:
         """Tokens and log-probabilities (B, T) of all rows."""
-        from grpo_pl.rollout.native.decode_kernel import PackedPolicy, draw_rollout
-
         prompts, longest = monitor.request.prompt_ids, monitor.sampling.max_completion_length
         tokens, logprobs, lengths = draw_rollout(
             kernel,
@@ -171,8 +166,6 @@ class NativeEngine(PlainEngine):
         return tokens[:, :width], logprobs[:, :width]
 
     def continuing(self, model: PreTrainedModel, *, rows: int) -> RolloutEngine:
-        from grpo_pl.rollout.native.weights import refuse_llama_family
-
         reason = refuse_llama_family(model, length=1)  # few episodes come to the end of the context
         if reason is not None:
             self._log_once(model, f"transformers' generate: {reason}")
@@ -276,7 +269,6 @@ class _TurnsEngine(NativeEngine):
     ) -> list[tuple[Tensor, Tensor]]:
         from grpo_pl.rollout.native.kernel_slots import KernelSlots
         from grpo_pl.rollout.native.slots import TurnSlots, continued
-        from grpo_pl.rollout.native.weights import refuse_llama_family
 
         longest = ids.shape[1] + monitor.sampling.max_completion_length
         if refuse_llama_family(model, length=longest) is not None:  # contexts have outgrown its attention window
