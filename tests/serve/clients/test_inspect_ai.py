@@ -58,8 +58,10 @@ def double() -> Tool:
 def evaluate(base_url: str, key: str, tmp_path: Path) -> Callable[..., Any]:
     """``evaluate(solver, key=…, **settings of generation)``: the log."""
 
-    def run(*solver: Any, key: str = key, **settings: Any) -> Any:
-        model = get_model(MODEL, base_url=base_url, api_key=key, memoize=False, config=GenerateConfig(**settings))
+    def run(*solver: Any, key: str = key, seed: int = 3, **settings: Any) -> Any:
+        model = get_model(
+            MODEL, base_url=base_url, api_key=key, memoize=False, config=GenerateConfig(seed=seed, **settings)
+        )
         task = Task(dataset=SAMPLES, solver=list(solver), scorer=includes(), message_limit=4)
         (log,) = eval(task, model=model, display="none", log_dir=str(tmp_path), score=False, max_retries=0)
         return log
@@ -71,7 +73,7 @@ def test_the_command_evaluates_a_task(base_url: str, key: str, tmp_path: Path) -
     (tmp_path / "tasks.py").write_text(TASK)
     command = [str(Path(sys.executable).with_name("inspect")), "eval", "tasks.py", "--model", MODEL, "--max-tokens"]
     done = subprocess.run(
-        [*command, "64", "--display", "plain", "--log-format", "json", "--log-dir", "logs"],
+        [*command, "64", "--seed", "3", "--display", "plain", "--log-format", "json", "--log-dir", "logs"],
         cwd=tmp_path,
         env=os.environ | {"LOCAL_BASE_URL": base_url, "LOCAL_API_KEY": key},
         capture_output=True,
@@ -86,7 +88,7 @@ def test_the_command_evaluates_a_task(base_url: str, key: str, tmp_path: Path) -
 
 
 def test_settings_of_generation_hold(evaluate: Callable[..., Any]) -> None:
-    log = evaluate(generate(), max_tokens=16, temperature=0.5, seed=1, stop_seqs=["?"], logprobs=True, top_logprobs=2)
+    log = evaluate(generate(), max_tokens=16, temperature=0.5, stop_seqs=["?"], logprobs=True, top_logprobs=2)
     assert log.status == "success" and len(log.samples) == 4
     for sample in log.samples:
         (choice,) = sample.output.choices

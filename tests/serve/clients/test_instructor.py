@@ -11,7 +11,7 @@ instructor = pytest.importorskip("instructor")
 
 import openai  # noqa: E402 - which it brings
 
-ASKED: Any = {"model": "tiny", "messages": [{"role": "user", "content": "12+34="}], "max_tokens": 200}
+ASKED: Any = {"model": "tiny", "messages": [{"role": "user", "content": "12+34="}], "max_tokens": 200, "seed": 3}
 
 
 class Sum(BaseModel):

@@ -37,7 +37,14 @@ def ask(base_url: str, key: str) -> Callable[..., Any]:
     """``ask(**changes)``"""
 
     def complete(function: Callable[..., Any] = litellm.completion, **changes: Any) -> Any:
-        given = {"model": "openai/tiny", "api_base": base_url, "api_key": key, "max_tokens": 200, "max_retries": 0}
+        given = {
+            "model": "openai/tiny",
+            "api_base": base_url,
+            "api_key": key,
+            "max_tokens": 200,
+            "max_retries": 0,
+            "seed": 3,
+        }
         return function(**given | {"messages": [{"role": "user", "content": "12+34="}]} | changes)
 
     return complete
@@ -45,7 +52,7 @@ def ask(base_url: str, key: str) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm", "litellm_proxy"])
 def test_a_chat_is_answered_with_a_seed_and_n(ask: Callable[..., Any], provider: str) -> None:
-    first, again = (ask(model=f"{provider}/tiny", seed=3, n=2, temperature=0.9) for _ in range(2))
+    first, again = (ask(model=f"{provider}/tiny", n=2, temperature=0.9) for _ in range(2))
     assert len(first.choices) == 2 and first.choices[0].message.content != first.choices[1].message.content
     assert [c.message.content for c in first.choices] == [c.message.content for c in again.choices]
     assert first.usage.total_tokens == first.usage.prompt_tokens + first.usage.completion_tokens
@@ -57,17 +64,17 @@ def test_options_of_vllm_are_handed_on(ask: Callable[..., Any]) -> None:
 
 
 def test_a_stream_ends_with_its_usage(ask: Callable[..., Any]) -> None:
-    pieces = list(ask(stream=True, seed=3, max_tokens=20, stream_options={"include_usage": True}))
-    whole = ask(seed=3, max_tokens=20)
+    pieces = list(ask(stream=True, max_tokens=20, stream_options={"include_usage": True}))
+    whole = ask(max_tokens=20)
     assert len(pieces) > 3
     assert litellm.stream_chunk_builder(pieces).choices[0].message.content == whole.choices[0].message.content
     assert pieces[-1].usage.completion_tokens == whole.usage.completion_tokens
 
 
 def test_a_stop_ends_the_answer_before_it(ask: Callable[..., Any]) -> None:
-    text = ask(seed=3, max_tokens=20).choices[0].message.content
+    text = ask(max_tokens=20).choices[0].message.content
     stop = text[len(text) // 2 :][:2]
-    cut = ask(seed=3, max_tokens=20, stop=[stop]).choices[0]
+    cut = ask(max_tokens=20, stop=[stop]).choices[0]
     assert text.startswith(cut.message.content + stop) and cut.finish_reason == "stop"
 
 

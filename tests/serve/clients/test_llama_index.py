@@ -45,7 +45,7 @@ def model(base_url: str, key: str) -> Callable[..., Any]:
 
 
 def test_a_chat_is_answered_and_counted(model: Callable[..., Any]) -> None:
-    answer = model().chat(PROBLEM)
+    answer = model().chat(PROBLEM, seed=3)
     assert answer.message.content and answer.raw.usage.completion_tokens > 0
 
 
@@ -79,7 +79,8 @@ def test_log_probabilities_come_with_the_answer(model: Callable[..., Any]) -> No
 
 def test_a_tool_is_called(model: Callable[..., Any]) -> None:
     tool = FunctionTool.from_defaults(pick)
-    answer = model().chat_with_tools([tool], user_msg="12+34=", tool_required=True, allow_parallel_tool_calls=False)
+    asked = {"user_msg": "12+34=", "tool_required": True, "allow_parallel_tool_calls": False, "strict": True, "seed": 3}
+    answer = model().chat_with_tools([tool], **asked)
     (call,) = model().get_tool_calls_from_response(answer)
     assert call.tool_name == "pick" and call.tool_kwargs["number"] in (1, 2, 3)
 
