@@ -15,10 +15,11 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # rewards are scored without torch
+    import torch
+    from torch import Tensor
 
 Split = Literal["train", "val", "predict"]
 """The set of problems: those of training, held-out ones, or those of a user."""
@@ -126,15 +127,18 @@ class Rollout:
         if self.action_mask is None:
             object.__setattr__(self, "action_mask", self.completion_mask)
         if self.turn_index is None:
-            object.__setattr__(self, "turn_index", torch.where(self.action_mask, 0, NO_TURN))
+            object.__setattr__(self, "turn_index", self._where_written(NO_TURN))
         if self.segment_index is None:
-            object.__setattr__(self, "segment_index", torch.zeros_like(self.completion_ids))
+            object.__setattr__(self, "segment_index", self.completion_ids.new_zeros(self.completion_ids.shape))
         if self.policy_version is None:
-            object.__setattr__(self, "policy_version", torch.where(self.action_mask, 0, NO_VERSION))
+            object.__setattr__(self, "policy_version", self._where_written(NO_VERSION))
+
+    def _where_written(self, elsewhere: int) -> Tensor:
+        return self.completion_ids.new_full(self.completion_ids.shape, elsewhere).masked_fill(self.action_mask, 0)
 
     def to(self, device: torch.device | str) -> Rollout:
         """The same rollout with its tensors on ``device``."""
-        moved: dict[str, Any] = {name: t.to(device) for name, t in vars(self).items() if torch.is_tensor(t)}
+        moved: dict[str, Any] = {name: t.to(device) for name, t in vars(self).items() if hasattr(t, "device")}
         return replace(self, **moved)
 
     @property

@@ -52,8 +52,8 @@ from grpo_pl.training.collect import Collector
 from grpo_pl.training.experience import Experience, ExperienceMaker
 from grpo_pl.training.frozen_models import Teachers
 from grpo_pl.training.microbatches import TokenBudget
-from grpo_pl.training.progress import stopwatch
 from grpo_pl.training.self_teacher import SelfTeacher
+from grpo_pl.training.stopwatch import stopwatch
 from grpo_pl.types import GenerateRequest, PromptBatch, Rollout, SampleKey, SamplingParams
 
 torch.set_num_threads(1)

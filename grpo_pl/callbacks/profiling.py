@@ -18,7 +18,7 @@ from grpo_pl.evaluation.report import number_table
 from grpo_pl.functional.gemm import product
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.module import GRPOModule
-from grpo_pl.training.progress import stopwatch
+from grpo_pl.training.stopwatch import stopwatch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

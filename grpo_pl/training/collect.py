@@ -23,7 +23,8 @@ from grpo_pl.rewards.batch import ScoredBatch, join_scores, score_completions
 from grpo_pl.rollout.engine import EngineDied, ProgressFn
 from grpo_pl.rollout.sampler import CompletionSampler, Samples
 from grpo_pl.training.credit import step_tensors, turns_of
-from grpo_pl.training.progress import ProgressCallback, stopwatch
+from grpo_pl.training.progress import ProgressCallback
+from grpo_pl.training.stopwatch import stopwatch
 from grpo_pl.types import Problem, PromptBatch, SamplingParams
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from grpo_pl.policy.lora import adapters_off
 from grpo_pl.training.collect import Collected, gathered_values, pass_rates, reward_weights
 from grpo_pl.training.frozen_models import TeacherScores
 from grpo_pl.training.microbatches import Scorer, TokenBudget
-from grpo_pl.training.progress import stopwatch
+from grpo_pl.training.stopwatch import stopwatch
 from grpo_pl.types import CUT_OFF, NO_TURN, Rollout, SamplingParams
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Time and progress of the stages of a step; progress is a bar on a terminal, a line every ten seconds in a log."""
+"""Progress of the stages of a step and of long tasks: a bar on a terminal, a line every ten seconds in a log."""
 
 from __future__ import annotations
 
@@ -7,22 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 LOG_EVERY_SECONDS = 10.0
 """Interval between lines where the output is not a terminal."""
-
-
-@contextmanager
-def stopwatch(seconds: dict[str, float], stage: str) -> Iterator[None]:
-    """Adds the wall time of the block to ``seconds[stage]``; waits for the GPU so that its work is counted."""
-    start = time.perf_counter()
-    yield
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - start
 
 
 class Advance(Protocol):

@@ -16,7 +16,7 @@ from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.training.collect import Collected, Collector
 from grpo_pl.training.experience import Experience
-from grpo_pl.training.progress import stopwatch
+from grpo_pl.training.stopwatch import stopwatch
 from grpo_pl.training.weight_sync import WeightSyncCheck
 from grpo_pl.types import Problem, PromptBatch, SamplingParams
 

@@ -19,7 +19,8 @@ from grpo_pl.training.beside import Beside, Sums
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.microbatches import TokenBudget, rollout_rows
 from grpo_pl.training.optimization import Optimization
-from grpo_pl.training.progress import ProgressCallback, stopwatch
+from grpo_pl.training.progress import ProgressCallback
+from grpo_pl.training.stopwatch import stopwatch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

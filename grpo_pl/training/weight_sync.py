@@ -13,7 +13,7 @@ from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.sampler import Samples
 from grpo_pl.training.microbatches import rollout_rows
-from grpo_pl.training.progress import stopwatch
+from grpo_pl.training.stopwatch import stopwatch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

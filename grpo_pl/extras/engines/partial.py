@@ -27,8 +27,8 @@ from grpo_pl.training.collect import Collected, Collector, DrawRequest
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.metrics import staleness
 from grpo_pl.training.partial_rollouts import PartialRollouts
-from grpo_pl.training.progress import stopwatch
 from grpo_pl.training.source import RolloutSource
+from grpo_pl.training.stopwatch import stopwatch
 from grpo_pl.training.weight_sync import ROWS
 from grpo_pl.types import Problem, PromptBatch, SamplingParams
 

@@ -31,8 +31,8 @@ from grpo_pl.rollout.sampler import Samples
 from grpo_pl.training.collect import Collected, Collector, Draws
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.metrics import staleness
-from grpo_pl.training.progress import stopwatch
 from grpo_pl.training.source import RolloutSource, SourceRun
+from grpo_pl.training.stopwatch import stopwatch
 from grpo_pl.training.weight_sync import Comparison, compare
 from grpo_pl.types import Problem, PromptBatch, SamplingParams
 

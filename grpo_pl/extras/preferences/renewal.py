@@ -26,7 +26,7 @@ from grpo_pl.training.experience import Experience
 from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.optimization import Optimization, TrainingDiverged
-from grpo_pl.training.progress import stopwatch
+from grpo_pl.training.stopwatch import stopwatch
 
 HELD_OUT_EVERY = 4
 """One fresh pair in this many is never trained on."""

@@ -23,7 +23,7 @@ from grpo_pl.rewards.length import repeated_share
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.module import GRPOModule
-from grpo_pl.training.progress import stopwatch
+from grpo_pl.training.stopwatch import stopwatch
 
 Unit = Literal["word", "character"]
 
