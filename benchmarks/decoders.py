@@ -13,7 +13,7 @@ import torch
 from common import Cell, interleaved, parser_of, publish, ratio, summary, surroundings
 from rollout import drawn
 
-from grpo_pl.rollout.native.decode_kernel import DecodeKernel, built_kernels
+from grpo_pl.extras.kernels.decode_kernel import DecodeKernel, built_kernels
 from grpo_pl.rollout.native.decoder_choice import TORCH, WIDEST
 from grpo_pl.rollout.native.engine import NativeEngine
 

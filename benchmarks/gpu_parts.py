@@ -44,7 +44,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from grpo_pl.extras.engines.native_child import NativeChildEngine
-from grpo_pl.functional.kernels.device import has_triton
+from grpo_pl.functional.accelerated import has_triton
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.types import Rollout, SamplingParams
@@ -134,7 +134,7 @@ def correct(here: Here) -> dict[str, Any]:
     """The kernels' tests, and those marked gpu but for the resumed runs, which have parts of their own."""
     import pytest
 
-    files = ["tests/test_on_gpu.py", "tests/functional/kernels"]
+    files = ["tests/test_on_gpu.py", "tests/extras/kernels"]
     if here.device == "cuda":  # without one it trains, and compares nothing
         files.append("tests/extras/plan/test_command.py")
     marks = "gpu or not (slow or real or vllm or ray or agents)"

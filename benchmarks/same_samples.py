@@ -35,13 +35,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from grpo_pl.distributed.sharding import Sharding, gathered, shard
 from grpo_pl.extras.engines.vllm import VLLMEngine
+from grpo_pl.extras.kernels.decode_kernel import built_kernels
 from grpo_pl.functional.sampling import Noise, PrecomputedNoise, score_gaps, token_keys
 from grpo_pl.rollout import decoding
 from grpo_pl.rollout.decoding import row_keys
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native import continuous
 from grpo_pl.rollout.native.continuous import ContinuousBatch, SequenceOptions
-from grpo_pl.rollout.native.decode_kernel import built_kernels
 from grpo_pl.rollout.native.decoder_choice import TORCH
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine

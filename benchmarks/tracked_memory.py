@@ -31,10 +31,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from grpo_pl.distributed.sharding import transformer_blocks
+from grpo_pl.extras.kernels import fused_modules
 from grpo_pl.extras.plan.memory import Shape, Workload, memory_plan, shape_of
 from grpo_pl.functional import logprobs
 from grpo_pl.functional.gemm import FastLinear
-from grpo_pl.policy import fused_modules
 from grpo_pl.policy.checkpointing import checkpoint_activations, repeated
 from grpo_pl.policy.packing import Packing, Rows, pack, packed_attention
 
@@ -90,7 +90,7 @@ class _Norm(torch.autograd.Function):
 def on_a_gpu() -> Iterator[None]:
     """Context manager: within it modules compute as on a GPU, and no kernel starts."""
     without_triton()
-    from grpo_pl.functional.kernels import gated, head
+    from grpo_pl.extras.kernels import gated, head
 
     with ExitStack() as stack:
         for module in (logprobs, fused_modules):

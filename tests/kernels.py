@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from grpo_pl.functional.native import training_kernels
-from grpo_pl.rollout.native.decode_kernel import built_kernels
+from grpo_pl.extras.kernels.decode_kernel import built_kernels
+from grpo_pl.extras.kernels.library import training_kernels
 from grpo_pl.types import SampleKey
 from tests.rollout.drawn import make_keys
 

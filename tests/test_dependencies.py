@@ -54,7 +54,7 @@ EXTRA_OF = {
     "grpo_pl/extras/agents/calculator_agent.py": "judge",
     "grpo_pl/extras/agents/gymnasium_ids.py": "environments",
     "grpo_pl/extras/agents/inspect_tasks.py": "inspect",
-    **{f"grpo_pl/functional/kernels/{name}.py": "triton" for name in ("decoding", "gated", "head", "race")},
+    **{f"grpo_pl/extras/kernels/{name}.py": "triton" for name in ("decoding", "gated", "head", "race")},
     "grpo_pl/extras/agents/textarena_games.py": "environments",
     "grpo_pl/extras/agents/verifiers_tasksets.py": "verifiers",
     "grpo_pl/extras/judges/endpoint.py": "judge",

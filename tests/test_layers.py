@@ -40,6 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """Room -> the rooms that it may import. Only a run's configuration, verbs and default callbacks lead to ``extras``."""
 REACHED = {
+    "grpo_pl/functional/accelerated.py": {"grpo_pl.extras.kernels.gated.SiluProduct"},  # to see whether Triton compiles
     "grpo_pl/cli/answering.py": {"grpo_pl.extras.agents.pool.EnvironmentPool"},  # for an export's environment
     "grpo_pl/policy/trained.py": {"grpo_pl.extras.agents.tool_form.ToolForm"},
     "grpo_pl/rollout/sampler.py": {"grpo_pl.extras.agents.episodes.run_episodes"},
@@ -51,7 +52,8 @@ REACHED = {
         "grpo_pl.extras.engines.prefetched.PrefetchedRollouts",  # for data.staleness
     },
 }
-"""Imports of extras in functions of the core, for fields of a configuration that are no class paths."""
+"""Imports of extras in functions of the core: for fields of a configuration that are no class paths, and in
+the registry of accelerated functions, the only core file that names kernels."""
 HEAVY = ("torch", "lightning", "transformers", "litserve", "fastapi", "starlette")
 
 
@@ -82,6 +84,10 @@ def _imports(file: Path, *, types_too: bool = True) -> set[str]:
             # `from package import name` may import a module or a name of one
             found.update(f"{node.module}.{alias.name}" for alias in node.names)
     return found
+
+
+def _extras_for_type_checkers(file: Path) -> set[str]:
+    return {module for module in _imports(file) - _imports(file, types_too=False) if _room(module) == "extras"}
 
 
 def _room(module: str) -> str | None:
@@ -133,8 +139,7 @@ def _wrong_imports(root: Path) -> list[str]:
             names = {"__version__", "DEFINED_IN"}
             of_server = {"serve"} if room == "cli" else set()  # of which two verbs are
             allowed, modules = {room, *names, *of_server, *MAY_IMPORT[room]}, _imports(file)
-        of_types = modules - _imports(file, types_too=False)
-        modules -= {module for module in of_types if _room(module) == "extras"} | REACHED.get(str(path), set())
+        modules = modules - _extras_for_type_checkers(file) - REACHED.get(str(path), set())
         wrong += [f"{path}: {module}" for module in modules if _room(module) not in {None, *allowed}]
     return wrong
 
@@ -193,7 +198,8 @@ def test_no_two_files_import_each_other_in_a_circle() -> None:
     files = {path for room in _rooms() for path in _files(room)}
     modules = {".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): f for f in files}
     for module, file in modules.items():
-        named = {name if name in modules else name.rpartition(".")[0] for name in _imports(file)}
+        read = _imports(file) - _extras_for_type_checkers(file)
+        named = {name if name in modules else name.rpartition(".")[0] for name in read}
         graph[module] = {name for name in named if name in modules and name != module}
     while graph:
         free = [module for module, below in graph.items() if not below & graph.keys()]
@@ -206,7 +212,7 @@ def test_no_two_files_import_each_other_in_a_circle() -> None:
     ("room", "allowed"),
     [
         ("types", {"torch"}),
-        ("functional", {"torch", "triton"}),
+        ("functional", {"torch"}),
         ("files", {"torch", "yaml", "pyarrow", "filelock", "huggingface_hub"}),
         ("processes", set()),
         ("openai_format", {"pydantic", "pydantic_core"}),
@@ -215,7 +221,7 @@ def test_no_two_files_import_each_other_in_a_circle() -> None:
 def test_the_lowest_rooms_need_few_libraries(room: str, allowed: set[str]) -> None:
     for file in _files(room):
         libraries = {module.partition(".")[0] for module in _imports(file)} - sys.stdlib_module_names - {"grpo_pl"}
-        assert libraries <= (allowed if file.parent.name == "kernels" else allowed - {"triton"}), file
+        assert libraries <= allowed, file
 
 
 def test_only_the_data_module_of_the_lower_rooms_imports_lightning() -> None:
@@ -271,6 +277,10 @@ def test_importing_functional_brings_torch_and_none_of_the_frameworks() -> None:
 )
 def test_importing_what_everything_needs_brings_nothing_heavy(statement: str) -> None:
     assert not _loaded_after(statement, (*HEAVY, "sympy", "openai"))
+
+
+def test_scoring_loads_neither_torch_nor_a_framework() -> None:
+    assert not _loaded_after("import grpo_pl.cli.commands.score")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from rich.console import Console
 from grpo_pl.evaluation.curves import CAUSES, SILENT_ROLLOUTS, SilentRollouts
 from grpo_pl.evaluation.report import number_table
 from grpo_pl.files.runs import RunFolder
-from grpo_pl.functional.kernels.device import missing_kernels
+from grpo_pl.functional.accelerated import missing_kernels
 from grpo_pl.policy.logprobs import forward_mode, was_tried
 from grpo_pl.training.module import GRPOModule
 

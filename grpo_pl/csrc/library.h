@@ -1,4 +1,4 @@
-/* What Python hands to the kernels and gets back; `functional/native.py`, `rollout/native/decode_kernel.py` and
+/* What Python hands to the kernels and gets back; `extras/kernels/library.py`, `extras/kernels/decode_kernel.py` and
  * `kernel_slots.py` mirror these structures field by field.
  *
  * Tensors are float32 and contiguous. A matrix lies in panels, as `decoding.h` explains. Python checks every size and

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from grpo_pl.functional import accelerated
+from grpo_pl.functional.accelerated import has_triton
 from grpo_pl.functional.divergence import check_mix, divergence, divergence_slope
 from grpo_pl.functional.gemm import gram, product
-from grpo_pl.functional.kernels.device import has_triton
 
 _CHUNK_TOKENS = 1024  # most tokens whose logits are in memory at a time …
 _CHUNK_ELEMENTS = 1 << 25  # … and most logits: 128 MiB in float32
@@ -152,9 +153,8 @@ def head_scores(
         check_mix(teacher.mix)
         with_entropy = True
     if teacher is None and support is None and has_triton(hidden.device) and _wide(hidden.dtype) == torch.float32:
-        from grpo_pl.functional.kernels.head import FusedHead
-
-        fused = FusedHead.apply(hidden, weight, bias, token_ids, temperature, top_ids)  # type: ignore[no-untyped-call]
+        inputs = hidden, weight, bias, token_ids, temperature, top_ids
+        fused = accelerated.FusedHead.apply(*inputs)  # type: ignore[no-untyped-call]
         return HeadScores(fused[0], fused[1] if with_entropy else None, None, None if top_ids is None else fused[2])
     trained = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (hidden, weight, bias))
     arguments = (hidden, weight, bias, token_ids, temperature, with_entropy, trained and teacher is None, teacher)

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grpo_pl.functional.kernels.device import has_triton
+from grpo_pl.functional import accelerated
+from grpo_pl.functional.accelerated import has_triton
 from grpo_pl.types import NO_TOKEN, SampleKey
 
 DRAW_RULE = "keyed race"
@@ -252,9 +253,7 @@ def draw_tokens(
     size, vocabulary = logits.shape
     everything = temperature == 0.0 or (top_k == 0 and top_p >= 1.0)
     if everything and noise.keys is not None and has_triton(logits.device) and logits.dtype != torch.float64:
-        from grpo_pl.functional.kernels.race import race
-
-        return race(logits, noise.keys, temperature=temperature, noise=NOISE)
+        return accelerated.race(logits, noise.keys, temperature=temperature, noise=NOISE)
     rows = max(1, _BLOCK // vocabulary)
     if size <= rows:
         return _race(logits, noise, None, temperature=temperature, top_k=top_k, top_p=top_p)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from grpo_pl.functional import accelerated
 from grpo_pl.functional.divergence import divergence
 from grpo_pl.functional.gemm import FastLinear
 from grpo_pl.functional.logprobs import (
@@ -23,7 +24,6 @@ from grpo_pl.functional.logprobs import (
     top_logprobs,
 )
 from grpo_pl.policy.checkpointing import recomputes_as_it_stands, repeated
-from grpo_pl.policy.fused_modules import fused_forwards, patched
 from grpo_pl.policy.library_internals import attends_by_interface, has_hooks
 from grpo_pl.policy.packing import Rows, pack, packed_attention
 
@@ -173,7 +173,7 @@ def _score(model: PreTrainedModel, rows: Rows, options: _Options) -> tuple[Tenso
     mode = forward_mode(model)
     with ExitStack() as stack:
         if not recomputes_as_it_stands(model):
-            stack.enter_context(repeated(FastLinear, partial(patched, fused_forwards(model))))
+            stack.enter_context(repeated(FastLinear, partial(accelerated.patched, accelerated.fused_forwards(model))))
         if mode == "materialised":
             return _materialised(model, rows, options)
         return _through_head(model, rows, options, packed=mode == "packed")

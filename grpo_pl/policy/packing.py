@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from grpo_pl.functional.native import Spans
 from grpo_pl.policy.library_internals import attention_by
 from grpo_pl.types import Rollout
 
@@ -26,6 +25,16 @@ if TYPE_CHECKING:
 
 _IMPLEMENTATION = "grpo_pl_packed"
 _SHORTEST_IN_BUCKET = 0.75  # rows shorter than this share of a bucket's longest go to the next one
+
+
+class Spans(NamedTuple):
+    """Which of the packed tokens form sequences, each of a prompt and what follows it; int64 on the CPU."""
+
+    prompt_starts: Tensor  # (P,) packed index of the first token
+    prompt_lengths: Tensor  # (P,)
+    first_sequence: Tensor  # (P + 1,) those of a prompt follow one another
+    starts: Tensor  # (B,)
+    lengths: Tensor  # (B,), 0 where nothing follows
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from grpo_pl.config.presets import preset_name
 from grpo_pl.config.shipped import CONFIGS
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
+from grpo_pl.extras.kernels.decode_kernel import built_kernels
 from grpo_pl.objective.algorithm import GRPOAlgorithm
-from grpo_pl.rollout.native.decode_kernel import built_kernels
 from tests.callbacks.conftest import WholeRun
 
 

@@ -12,7 +12,7 @@ from grpo_pl.callbacks.summary import ClosingTable, SignalWatch
 from grpo_pl.evaluation.curves import no_signal
 from grpo_pl.extras.report.page import build_page
 from grpo_pl.files.runs import RunFolder
-from grpo_pl.functional.kernels.device import SWITCH
+from grpo_pl.functional.accelerated import SWITCH
 
 
 def _trainer(**metrics: float) -> Any:

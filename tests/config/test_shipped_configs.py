@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from grpo_pl.config.shipped import CONFIGS, short_name, with_shipped_configs
-from grpo_pl.rollout.native.decode_kernel import built_kernels
+from grpo_pl.extras.kernels.decode_kernel import built_kernels
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ["grpo_pl", "serve", "configs", "pyproject.toml", "setup.py", "README.md", "LICENSE"]

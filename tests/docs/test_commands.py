@@ -122,7 +122,7 @@ RUN_BY = {
     r"lm_eval .*": "tests/serve/test_clients.py::test_lm_eval",
     r"python examples/server\.py .*": "tests/serve/test_apis.py::test_it_answers_as_the_whole_server_does",
     # this project's own tests, checks and pictures
-    r"pytest( tests/objective| tests/functional/kernels .*| -m .*)?|(ruff|mypy|make|mkdocs) .*": ".ci/run",
+    r"pytest( tests/objective| tests/extras/kernels| -m .*)?|(ruff|mypy|make|mkdocs) .*": ".ci/run",
     r"python docs/plots/architecture\.py --check": ".ci/run",
     r"python docs/plots/biases\.py": "tests/docs/test_plots.py::test_the_biases_are_drawn",
     r"python docs/plots/turn_credit\.py": "tests/docs/test_plots.py::test_the_credit_of_turns_is_that_of_the_page",

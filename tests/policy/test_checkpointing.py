@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
 
-from grpo_pl.functional.kernels.device import SWITCH
+from grpo_pl.functional.accelerated import SWITCH
 from grpo_pl.policy.checkpointing import checkpoint_activations
 from grpo_pl.policy.logprobs import completion_logprobs, forward_mode
 from tests.rollout.drawn import build_model

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from grpo_pl.extras.kernels.fused_modules import fused_forwards, patched
 from grpo_pl.extras.plan.memory import Shape, memory_plan
 from grpo_pl.policy.export import TrainedWith, export_policy
-from grpo_pl.policy.fused_modules import fused_forwards, patched
 from grpo_pl.policy.loading import PolicyConfig, load_model
 from grpo_pl.policy.lora import Lora, merged
 from grpo_pl.policy.quantization import is_quantized, nf4_config, plain

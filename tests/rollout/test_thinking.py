@@ -8,13 +8,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from grpo_pl.extras.kernels.decode_kernel import built_kernels
 from grpo_pl.functional.sampling import Noise, draw_tokens, sample_key, token_keys
 from grpo_pl.policy.loading import PolicyConfig, load_model
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rollout.decoding import join_rollouts, row_keys
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.continuous import ContinuousBatch, SequenceOptions
-from grpo_pl.rollout.native.decode_kernel import built_kernels
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.rollout.sampler import CompletionSampler, Samples

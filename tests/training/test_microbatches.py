@@ -8,8 +8,8 @@ import torch
 from transformers import PreTrainedModel
 
 from grpo_pl.distributed.collective import Collective
+from grpo_pl.extras.kernels.library import SWITCH
 from grpo_pl.functional.device_memory import is_out_of_memory
-from grpo_pl.functional.native import SWITCH
 from grpo_pl.training.microbatches import (
     MOST_TOKENS,
     OutOfMemory,

@@ -14,10 +14,10 @@ import torch
 from grpo_pl.cli.main import main
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 from grpo_pl.evaluation.curves import read_curves
+from grpo_pl.extras.kernels.decode_kernel import built_kernels
 from grpo_pl.files.checkpoints import facts_of
 from grpo_pl.functional.gemm import multiplies_bfloat16
 from grpo_pl.policy.trained import find_model
-from grpo_pl.rollout.native.decode_kernel import built_kernels
 from grpo_pl.rollout.native.decoder_choice import SWITCH
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.training.module import GRPOModule

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from grpo_pl.extras.kernels.launch import CHUNK_ELEMENTS, CHUNK_TOKENS
 from grpo_pl.functional import logprobs as head
-from grpo_pl.functional.kernels.launch import CHUNK_ELEMENTS, CHUNK_TOKENS
 from grpo_pl.policy.quantization import BITS_PER_WEIGHT
 
 if TYPE_CHECKING:

@@ -16,17 +16,17 @@ from grpo_pl.data.sources import PromptSource
 from grpo_pl.distributed.strategy import computed_in
 from grpo_pl.extras.engines.native_child import NativeChildEngine
 from grpo_pl.extras.engines.ray import RayEngine
+from grpo_pl.extras.kernels.decode_kernel import MOST_ROWS, built_kernels
+from grpo_pl.extras.kernels.fused_modules import is_fused
+from grpo_pl.extras.kernels.library import training_kernels
 from grpo_pl.extras.plan.memory import Fused, KernelLayout, Layout, Workload, shape_of, teacher_bytes
-from grpo_pl.functional.native import training_kernels
 from grpo_pl.objective.algorithm import GRPOAlgorithm
-from grpo_pl.policy.fused_modules import is_fused
 from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer
 from grpo_pl.policy.quiet import quiet_libraries
 from grpo_pl.policy.teacher import TeacherConfig
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import FROM_DATA
 from grpo_pl.rollout.engine import RolloutEngine
-from grpo_pl.rollout.native.decode_kernel import MOST_ROWS, built_kernels
 from grpo_pl.rollout.native.decoder_choice import default_decoder
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.native.weights import refuse_llama_family

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from grpo_pl.functional import accelerated
 from grpo_pl.functional.sampling import Noise, draw_tokens, token_keys, truncate_logits
 from grpo_pl.policy.loading import end_token_ids
-from grpo_pl.rollout.native.decode_kernel import built_kernels
 from grpo_pl.rollout.native.decoder_choice import TORCH, refuse_kernel, resumed_decoder
-from grpo_pl.rollout.native.kernel_slots import Draw, KernelSlots
 from grpo_pl.rollout.native.slots import ForwardSlots, LlamaFamilySlots, alike, slot_decoder
 from grpo_pl.rollout.processors import LogitOptions, LogitProcessor, TokenMask
 from grpo_pl.rollout.texts import TextStream
@@ -25,6 +24,7 @@ from grpo_pl.types import FinishReason, SamplingParams, StopStrings
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from grpo_pl.extras.kernels.kernel_slots import Draw, KernelSlots
     from grpo_pl.policy.trained import ServedModel
 
 log = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class ContinuousBatch:
             self._decoder = slot_decoder(model, rows=max_rows)
         else:
             with torch.no_grad():
-                self._decoder = KernelSlots(built_kernels()[decoder], model, rows=max_rows)
+                self._decoder = accelerated.KernelSlots(accelerated.built_kernels()[decoder], model, rows=max_rows)
         self._rows: list[_Row] = []  # in the decoder's order
         self._tokens: list[int] = []  # the last one of each row, which the decoder has not seen yet
         self._joining: list[_Joining] = []
@@ -220,19 +220,22 @@ class ContinuousBatch:
         """Draws the next token of every sequence, or up to ``most`` where the kernel draws all of them; those that end
         are gone afterwards. A long prompt beside others is read in parts by the kernel, and its sequences get no token
         before the last one."""
-        drawn = self._by_kernel(self._decoder, most) if isinstance(self._decoder, KernelSlots) else self._by_torch()
+        slots = self._decoder
+        if isinstance(slots, LlamaFamilySlots | ForwardSlots):
+            drawn = self._by_torch(slots)
+        else:
+            drawn = self._by_kernel(slots, most)
         self._keep([d.finish is None for d in drawn])
         return [d for d in drawn if d.tokens]
 
-    def _by_torch(self) -> list[Drawn]:
-        assert not isinstance(self._decoder, KernelSlots)
+    def _by_torch(self, slots: LlamaFamilySlots | ForwardSlots) -> list[Drawn]:
         logits = []
         if self._rows:
-            logits.append(self._decoder.step(torch.tensor(self._tokens, device=self._device)))
+            logits.append(slots.step(torch.tensor(self._tokens, device=self._device)))
         contexts = [[*join.prompt, *join.drawn] for join in self._joining]
         for part in alike(contexts):
             group = [self._joining[i] for i in part]
-            logits.append(self._decoder.join([contexts[i] for i in part], [len(join.rows) for join in group]))
+            logits.append(slots.join([contexts[i] for i in part], [len(join.rows) for join in group]))
             self._rows += [row for join in group for row in join.rows]
         self._joining.clear()
         if not self._rows:
@@ -306,7 +309,7 @@ def needs_logits(options: SequenceOptions, processor: LogitProcessor | None) -> 
 
 
 def _draw_of(row: _Row, drawn: Sequence[int]) -> Draw:
-    return Draw(
+    return accelerated.Draw(
         key=row.key,
         temperature=row.options.sampling.temperature,
         limit=row.options.sampling.max_completion_length,

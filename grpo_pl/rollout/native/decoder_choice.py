@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from grpo_pl.functional.kernels.device import SWITCH, has_triton
+from grpo_pl.functional import accelerated
+from grpo_pl.functional.accelerated import SWITCH, has_triton
 from grpo_pl.policy.library_internals import unwrap
-from grpo_pl.rollout.native.decode_kernel import built_kernels
 from grpo_pl.rollout.native.weights import refuse_llama_family
 from grpo_pl.types import SamplingParams
 
@@ -28,7 +28,7 @@ behind prompts of 64 (576: of 17 or 24 behind 60), torch → kernel. ``benchmark
 def default_decoder(model: Any) -> str:
     """The decoder of ``model``, of the Llama family: one of this machine's `built_kernels` by name, or ``TORCH``; a
     ValueError says that the environment asks for a kernel that is not there."""
-    asked, kernels = os.environ.get(SWITCH), built_kernels()
+    asked, kernels = os.environ.get(SWITCH), accelerated.built_kernels()
     if asked:
         if asked != TORCH and asked not in kernels:
             raise ValueError(f"{SWITCH} is {asked!r}: here it can be {', '.join([TORCH, *kernels])}.")
@@ -49,9 +49,9 @@ def choose_decoder(
     name, refusal = recorded or default_decoder(model), _refuse(model, sampling, stop_strings=stop_strings)
     if refusal is not None:
         return TORCH, None if name == TORCH else refusal
-    if name == TORCH and not built_kernels() and not os.environ.get(SWITCH):
+    if name == TORCH and not accelerated.built_kernels() and not os.environ.get(SWITCH):
         return TORCH, "is missing: the installation found no C compiler, or is older than the sources"
-    if name != TORCH and name not in built_kernels():
+    if name != TORCH and name not in accelerated.built_kernels():
         return TORCH, f"for {name}, which this run draws with elsewhere, is missing: samples are equal up to near-ties"
     return name, None
 
@@ -74,7 +74,7 @@ def decoder_for_run(
 def resumed_decoder(recorded: str, model: Any) -> tuple[str, str | None]:
     """The decoder of a policy that drew with ``recorded`` before, and a line for the log if it is another one."""
     asked = os.environ.get(SWITCH)
-    if not asked and recorded in (TORCH, *built_kernels()):
+    if not asked and recorded in (TORCH, *accelerated.built_kernels()):
         return recorded, None
     name = default_decoder(model)
     if name == recorded:

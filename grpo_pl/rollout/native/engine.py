@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 import torch
 from torch import Tensor
 
+from grpo_pl.functional import accelerated
 from grpo_pl.functional.device_memory import OutOfMemory, free_gpu_memory, is_out_of_memory
 from grpo_pl.functional.sampling import PrecomputedNoise
 from grpo_pl.rollout.decoding import DecodeMonitor
 from grpo_pl.rollout.engine import RolloutEngine, Watching
-from grpo_pl.rollout.native.decode_kernel import DecodeKernel, PackedPolicy, built_kernels, draw_rollout
 from grpo_pl.rollout.native.decoder_choice import TORCH, choose_decoder, decodes_in_graphs
 from grpo_pl.rollout.native.weights import refuse_llama_family
 from grpo_pl.rollout.plain import PlainEngine
@@ -23,7 +23,8 @@ from grpo_pl.types import GenerateRequest, Rollout
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from grpo_pl.rollout.native.kernel_slots import KernelSlots
+    from grpo_pl.extras.kernels.decode_kernel import DecodeKernel
+    from grpo_pl.extras.kernels.kernel_slots import KernelSlots
     from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
     from grpo_pl.rollout.native.slots import TurnSlots
 
@@ -105,12 +106,11 @@ class NativeEngine(PlainEngine):
         if kernel is not None:
             with torch.no_grad():
                 return [self._draw_by_kernel(kernel, model, owners, keys, monitor)]
-        from grpo_pl.rollout.native.graph_decoder import GraphDecoder
         from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
 
         drawn = []
         with torch.no_grad():
-            kind = GraphDecoder if decodes_in_graphs(model) else LlamaFamilyDecoder
+            kind = accelerated.GraphDecoder if decodes_in_graphs(model) else LlamaFamilyDecoder
             decoder = kind(model, rows=self._rows_at_once(len(owners)))
             self._fit(decoder, model.device, len(owners), ids.shape[1] + longest)
             with torch.autocast(owners.device.type, enabled=False):
@@ -144,16 +144,16 @@ class NativeEngine(PlainEngine):
                 self._log_once(model, OWN_PASS + (f"; the decode kernel {reason}" if reason else ""))
             return None
         self._log_once(model, f"the decode kernel ({name})")
-        return built_kernels()[name]
+        return accelerated.built_kernels()[name]
 
     def _draw_by_kernel(
         self, kernel: DecodeKernel, model: PreTrainedModel, owners: Tensor, keys: Tensor, monitor: DecodeMonitor
     ) -> tuple[Tensor, Tensor]:
         """Tokens and log-probabilities (B, T) of all rows."""
         prompts, longest = monitor.request.prompt_ids, monitor.sampling.max_completion_length
-        tokens, logprobs, lengths = draw_rollout(
+        tokens, logprobs, lengths = accelerated.draw_rollout(
             kernel,
-            PackedPolicy(kernel, model, columns=max(map(len, prompts)) + longest),
+            accelerated.PackedPolicy(kernel, model, columns=max(map(len, prompts)) + longest),
             prompts,
             owners=owners,
             keys=keys,
@@ -267,7 +267,6 @@ class _TurnsEngine(NativeEngine):
     def _draw(
         self, model: PreTrainedModel, ids: Tensor, mask: Tensor, owners: Tensor, keys: Tensor, monitor: DecodeMonitor
     ) -> list[tuple[Tensor, Tensor]]:
-        from grpo_pl.rollout.native.kernel_slots import KernelSlots
         from grpo_pl.rollout.native.slots import TurnSlots, continued
 
         longest = ids.shape[1] + monitor.sampling.max_completion_length
@@ -277,18 +276,19 @@ class _TurnsEngine(NativeEngine):
         with torch.no_grad():
             if self._slots is None:
                 kernel, rows = self._kernel(model, monitor), self._most
-                self._slots = TurnSlots(model, rows=rows) if kernel is None else KernelSlots(kernel, model, rows=rows)
+                by_kernel = None if kernel is None else accelerated.KernelSlots(kernel, model, rows=rows)
+                self._slots = by_kernel or TurnSlots(model, rows=rows)
             slots = self._slots
             found, fresh = continued(self._held, self._numbers, contexts)
             wanted = [row in found for row in range(len(self._held))]
-            order = slots.keep(wanted) if isinstance(slots, KernelSlots) else slots.resume(wanted)
+            order = slots.resume(wanted) if isinstance(slots, TurnSlots) else slots.keep(wanted)
             self._numbers = [found[row] for row in order]
             new = [contexts[number][slots.held(row) :] for row, number in enumerate(self._numbers)]
-            if isinstance(slots, KernelSlots):
-                tokens, logprobs = self._turn_by_kernel(slots, new, fresh, keys, monitor)
-            else:
+            if isinstance(slots, TurnSlots):
                 with torch.autocast(owners.device.type, enabled=False):
                     tokens, logprobs = self._turn_by_torch(slots, new, fresh, keys, monitor)
+            else:
+                tokens, logprobs = self._turn_by_kernel(slots, new, fresh, keys, monitor)
             numbered = enumerate(self._numbers)
             self._held = [[*contexts[n], *tokens[n].tolist()][: slots.held(row)] for row, n in numbered]
         return [(tokens, logprobs)]
@@ -303,11 +303,9 @@ class _TurnsEngine(NativeEngine):
     ) -> tuple[Tensor, Tensor]:
         """Tokens and log-probabilities (B, T) of one turn, of what rows see ``new`` and of ``fresh`` contexts; behind a
         row's end there may be anything."""
-        from grpo_pl.rollout.native.kernel_slots import Draw
-
         ends, temperature = frozenset(monitor.eos), monitor.sampling.temperature
         limits = zip(keys.tolist(), monitor.request.row_limits, strict=True)
-        draws = [Draw(key=key, temperature=temperature, limit=limit, ends=ends) for key, limit in limits]
+        draws = [accelerated.Draw(key=key, temperature=temperature, limit=limit, ends=ends) for key, limit in limits]
         for row, tokens in enumerate(new):
             slots.prepare(row, draws[self._numbers[row]], feed=tokens)
         for context, numbers in fresh.items():

@@ -22,6 +22,7 @@ from grpo_pl.extras.agents.episodes import EpisodeRequest, run_episodes
 from grpo_pl.extras.engines.child.player import Player
 from grpo_pl.extras.engines.copy_engine import ModelSpec
 from grpo_pl.extras.engines.native_child import NativeChildEngine
+from grpo_pl.extras.kernels.kernel_slots import KernelSlots
 from grpo_pl.functional.sampling import small_seed
 from grpo_pl.policy.dialogue import Dialogue
 from grpo_pl.policy.loading import PolicyConfig, load_model
@@ -32,7 +33,6 @@ from grpo_pl.rollout.decoding import join_rollouts
 from grpo_pl.rollout.engine import RolloutEngine, RolloutInterrupted
 from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.rollout.native.kernel_slots import KernelSlots
 from grpo_pl.rollout.native.slots import TurnSlots
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import NO_TURN, GenerateRequest, Problem, Rollout, SampleKey, SamplingParams

@@ -14,6 +14,8 @@ import pytest
 import torch
 import yaml
 
+from grpo_pl.extras.kernels.decode_kernel import built_kernels
+from grpo_pl.extras.kernels.library import training_kernels
 from grpo_pl.extras.plan.command import plan
 from grpo_pl.extras.plan.memory import (
     PROGRAM,
@@ -27,8 +29,6 @@ from grpo_pl.extras.plan.memory import (
     token_budget,
 )
 from grpo_pl.extras.plan.workload import meta_model, resolved_settings, workload
-from grpo_pl.functional.native import training_kernels
-from grpo_pl.rollout.native.decode_kernel import built_kernels
 from grpo_pl.rollout.native.decoder_choice import TORCH, default_decoder
 from grpo_pl.training.microbatches import MOST_TOKENS, MOST_TOKENS_ON_CPU
 

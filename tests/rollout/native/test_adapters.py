@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from grpo_pl.extras.kernels.decode_kernel import built_kernels
+from grpo_pl.extras.kernels.kernel_slots import KernelSlots
 from grpo_pl.policy.lora import Lora, add_adapters, merged
 from grpo_pl.policy.quantization import is_quantized, keep_form, nf4_config, plain
-from grpo_pl.rollout.native.decode_kernel import built_kernels
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.rollout.native.kernel_slots import KernelSlots
 from grpo_pl.rollout.native.slots import LlamaFamilySlots, slot_decoder
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import Rollout

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from grpo_pl.extras.kernels.decode_kernel import built_kernels
 from grpo_pl.functional.gemm import multiplies_bfloat16
 from grpo_pl.functional.sampling import sample_key
 from grpo_pl.policy.loading import PolicyConfig
@@ -13,7 +14,6 @@ from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rollout.native import slots
 from grpo_pl.rollout.native.continuous import ContinuousBatch, Drawn, SequenceOptions, batch_of
-from grpo_pl.rollout.native.decode_kernel import built_kernels
 from grpo_pl.rollout.native.decoder_choice import TORCH
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from grpo_pl.extras.kernels.decode_kernel import built_kernels
 from grpo_pl.rollout.engine import RolloutInterrupted
-from grpo_pl.rollout.native.decode_kernel import built_kernels
 from grpo_pl.rollout.native.decoder_choice import SWITCH
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from grpo_pl.functional.kernels.launch import device_of
+from grpo_pl.extras.kernels.launch import device_of
 
 _BLOCK = 1024
 

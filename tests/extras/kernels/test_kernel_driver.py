@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from grpo_pl.functional.sampling import arrival_times, token_keys
 from grpo_pl.rollout.decoding import row_keys
-from tests.functional.test_native import attention_case, reference, spans_of
+from tests.extras.kernels.test_library import attention_case, reference, spans_of
 from tests.kernels import named_keys, small_model
 from tests.race import logits_along
 

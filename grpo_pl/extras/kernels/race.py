@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from grpo_pl.functional.kernels.launch import device_of
+from grpo_pl.extras.kernels.launch import device_of
 
 _BLOCK = 4096  # entries of the vocabulary in registers at once
 _PARTS = 8  # most programs that share a row: a few hundred rows alone do not fill a GPU

@@ -5,10 +5,10 @@ import gc
 import pytest
 import torch
 
+from grpo_pl.extras.kernels.decode_kernel import DecodeKernel, PackedPolicy, draw_rollout
+from grpo_pl.extras.kernels.kernel_slots import Draw, KernelSlots
 from grpo_pl.rollout.decoding import row_keys
 from grpo_pl.rollout.engine import RolloutInterrupted
-from grpo_pl.rollout.native.decode_kernel import DecodeKernel, PackedPolicy, draw_rollout
-from grpo_pl.rollout.native.kernel_slots import Draw, KernelSlots
 from tests.kernels import KERNELS, each_kernel, named_keys, small_model
 
 pytestmark = pytest.mark.skipif(not KERNELS, reason="no C compiler has built the decode kernel")

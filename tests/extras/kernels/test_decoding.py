@@ -4,7 +4,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from grpo_pl.functional.kernels import decoding
+from grpo_pl.extras.kernels import decoding
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

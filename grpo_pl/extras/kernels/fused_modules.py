@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from grpo_pl.functional import native
-from grpo_pl.functional.kernels.device import has_triton
-from grpo_pl.functional.native import WHOLE, training_kernels
+from grpo_pl.extras.kernels import library
+from grpo_pl.extras.kernels.library import WHOLE, training_kernels
+from grpo_pl.functional.accelerated import has_triton
 from grpo_pl.policy.library_internals import (
     changes_more_than_weights,
     computing_dtype,
@@ -148,7 +148,7 @@ def _norm_on_gpu(module: Any, x: Tensor) -> Tensor:
 
 
 def _feed_forward_on_gpu(module: Any, x: Tensor) -> Tensor:
-    from grpo_pl.functional.kernels.gated import SiluProduct
+    from grpo_pl.extras.kernels.gated import SiluProduct
 
     mixed: Tensor = module.down_proj(SiluProduct.apply(module.gate_proj(x), module.up_proj(x)))  # type: ignore[no-untyped-call]
     return mixed
@@ -158,14 +158,14 @@ def _norm_on_cpu(module: Any, x: Tensor) -> Tensor:
     if not _suits_c(x, module.weight) or x.shape[-1] % WHOLE:
         normed: Tensor = type(module).forward(module, x)
     else:
-        normed = native.RMSNorm.apply(x, module.weight, module.variance_epsilon)  # type: ignore[no-untyped-call]
+        normed = library.RMSNorm.apply(x, module.weight, module.variance_epsilon)  # type: ignore[no-untyped-call]
     return normed
 
 
 def _feed_forward_on_cpu(module: Any, x: Tensor) -> Tensor:
     gate, up = module.gate_proj(x), module.up_proj(x)
     fused = _suits_c(gate, up) and gate.numel() % WHOLE == 0
-    gated = native.SiluProduct.apply(gate, up) if fused else module.act_fn(gate) * up  # type: ignore[no-untyped-call]
+    gated = library.SiluProduct.apply(gate, up) if fused else module.act_fn(gate) * up  # type: ignore[no-untyped-call]
     mixed: Tensor = module.down_proj(gated)
     return mixed
 
@@ -189,7 +189,7 @@ def _attention_on_cpu(
         query, key = module.q_norm(query), module.k_norm(key)
     cosines, sines = (each.squeeze(0) for each in position_embeddings)  # (N, D)
     arguments = (query, key, value, cosines, sines, packing.spans, module.scaling)
-    mixed = native.PackedAttention.apply(*arguments)  # type: ignore[no-untyped-call]
+    mixed = library.PackedAttention.apply(*arguments)  # type: ignore[no-untyped-call]
     return module.o_proj(mixed.flatten(1).unsqueeze(0)), None
 
 

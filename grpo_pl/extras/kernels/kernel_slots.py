@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from grpo_pl.rollout.native.decode_kernel import Ask, DecodeKernel, PackedPolicy, asking
+from grpo_pl.extras.kernels.decode_kernel import Ask, DecodeKernel, PackedPolicy, asking
 
 _POSITIONS = 128  # of a prompt whose logits are computed at once: all of them may be more than memory holds
 

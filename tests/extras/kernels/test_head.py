@@ -4,8 +4,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from grpo_pl.extras.kernels import head
 from grpo_pl.functional import logprobs
-from grpo_pl.functional.kernels import head
 from grpo_pl.functional.logprobs import head_scores, token_entropy, token_logprobs, top_logprobs
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -4,8 +4,8 @@ from contextlib import nullcontext
 
 import torch
 
-from grpo_pl.rollout.native import graph_decoder
-from grpo_pl.rollout.native.graph_decoder import GraphDecoder
+from grpo_pl.extras.kernels import graph_decoder
+from grpo_pl.extras.kernels.graph_decoder import GraphDecoder
 from tests.rollout.drawn import build_model
 
 

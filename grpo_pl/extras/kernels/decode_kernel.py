@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from grpo_pl.functional import native
+from grpo_pl.extras.kernels import library
 from grpo_pl.policy.library_internals import unwrap
 from grpo_pl.policy.weights import whole
 from grpo_pl.rollout.native.weights import linear_parts
@@ -62,15 +62,15 @@ class _Request(Structure):
 
 
 @cache
-def built_kernels(library: Path | None = None) -> dict[str, DecodeKernel]:
-    """`functional.native.built_kernels`, as this module uses them."""
-    return {name: DecodeKernel(functions) for name, functions in native.built_kernels(library).items()}
+def built_kernels(file: Path | None = None) -> dict[str, DecodeKernel]:
+    """`library.built_kernels`, as this module uses them."""
+    return {name: DecodeKernel(functions) for name, functions in library.built_kernels(file).items()}
 
 
 class DecodeKernel:
     """The kernel for one instruction set."""
 
-    def __init__(self, functions: native.Kernels) -> None:
+    def __init__(self, functions: library.Kernels) -> None:
         self._functions = functions
         self.name, self.panel, self.lanes = functions.name.decode(), int(functions.panel), int(functions.lanes)
 
@@ -108,7 +108,7 @@ class DecodeKernel:
 class PackedMatrix:
     """Matrices (out, in) with one input, and their biases, below one another as the kernel reads them."""
 
-    def __init__(self, kernel: native.Kernels, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
+    def __init__(self, kernel: library.Kernels, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
         outputs, inputs = sum(map(len, weights)), weights[0].shape[1]
         panels = -(-outputs // kernel.panel)
         self._panels = torch.empty(panels, inputs, kernel.panel, dtype=torch.float32)

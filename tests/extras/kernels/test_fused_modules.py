@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 
-from grpo_pl.functional.native import SWITCH
-from grpo_pl.policy import fused_modules as module
+from grpo_pl.extras.kernels import fused_modules as module
+from grpo_pl.extras.kernels.library import SWITCH
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.policy.lora import Lora, adapters_off, add_adapters
 from tests.kernels import in_c, small_model

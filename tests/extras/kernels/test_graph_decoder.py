@@ -6,13 +6,13 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from grpo_pl.extras.kernels import graph_decoder
+from grpo_pl.extras.kernels.graph_decoder import GraphDecoder
 from grpo_pl.functional import sampling
 from grpo_pl.policy.lora import Lora, adapters_off, add_adapters
 from grpo_pl.rollout.native import engine as native_engine
-from grpo_pl.rollout.native import graph_decoder
 from grpo_pl.rollout.native.decoder_choice import SWITCH
 from grpo_pl.rollout.native.engine import NativeEngine
-from grpo_pl.rollout.native.graph_decoder import GraphDecoder
 from grpo_pl.rollout.plain import PlainEngine
 from tests.rollout.drawn import UNEVEN, assert_same, build_model, generate, make_keys, scored
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from grpo_pl.functional.kernels.gated import SiluProduct
+from grpo_pl.extras.kernels.gated import SiluProduct
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from grpo_pl.extras.kernels import race
 from grpo_pl.functional import sampling
-from grpo_pl.functional.kernels import race
 from grpo_pl.functional.sampling import Noise, draw_tokens, row_key, score_gaps, token_keys
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

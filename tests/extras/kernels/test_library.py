@@ -10,17 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from grpo_pl.functional import native
-from grpo_pl.functional.native import PackedAttention, RMSNorm, SiluProduct, Spans, training_kernels
+from grpo_pl.extras.kernels import library
+from grpo_pl.extras.kernels.library import PackedAttention, RMSNorm, SiluProduct, training_kernels
+from grpo_pl.policy.packing import Spans
 
 LIBRARY = os.environ.get("DECODE_LIBRARY")  # by the test with sanitizers
-KERNELS = native.built_kernels(Path(LIBRARY) if LIBRARY else None)
+KERNELS = library.built_kernels(Path(LIBRARY) if LIBRARY else None)
 pytestmark = pytest.mark.skipif(not KERNELS, reason="no C compiler has built the kernels")
 
 
 @pytest.fixture(params=KERNELS, autouse=True)
 def kernel(request, monkeypatch):
-    monkeypatch.setattr(native, "training_kernels", lambda: KERNELS[request.param])
+    monkeypatch.setattr(library, "training_kernels", lambda: KERNELS[request.param])
 
 
 def spans_of(prompts: list[int], completions: list[list[int]]) -> Spans:
@@ -130,7 +131,7 @@ def test_scores_of_any_size_give_finite_attention():
     assert (out - expected).norm() <= 1e-2 * expected.norm()  # a score of 1e5 is rounded to 1e-2
 
 
-@pytest.mark.skipif(torch.get_num_threads() > 1 and native._openmp() is None, reason="torch's OpenMP is another one")
+@pytest.mark.skipif(torch.get_num_threads() > 1 and library._openmp() is None, reason="torch's OpenMP is another one")
 def test_the_number_of_threads_changes_no_bit():
     spans = spans_of([9, 30, 4], [[20, 0, 50], [7], [64, 3]])
     states, turns, grad = attention_case(spans, heads=4, key_heads=2, size=16)
@@ -199,14 +200,14 @@ def test_tokens_that_are_not_there_are_never_read(wrong):
 
 def test_the_environment_names_the_kernels_of_updates(monkeypatch, request):
     monkeypatch.undo()
-    built = native.built_kernels()
+    built = library.built_kernels()
     for name in built:
-        monkeypatch.setenv(native.SWITCH, name)
+        monkeypatch.setenv(library.SWITCH, name)
         assert training_kernels() is built[name]
-    monkeypatch.setenv(native.SWITCH, "torch")
+    monkeypatch.setenv(library.SWITCH, "torch")
     assert training_kernels() is None
-    monkeypatch.delenv(native.SWITCH)
+    monkeypatch.delenv(library.SWITCH)
     assert training_kernels() is (None if next(iter(built)) == "sse2" else next(iter(built.values()), None))
-    monkeypatch.setattr(native, "_openmp", lambda: None)  # torch brings another OpenMP
+    monkeypatch.setattr(library, "_openmp", lambda: None)  # torch brings another OpenMP
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert training_kernels() is None

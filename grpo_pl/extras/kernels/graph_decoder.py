@@ -107,7 +107,7 @@ class GraphDecoder(LlamaFamilyDecoder):
             self._found = self._beside(self._advance)
 
     def _advance(self) -> Tensor:
-        from grpo_pl.functional.kernels.decoding import attend_to_columns, gated, rotate_and_store
+        from grpo_pl.extras.kernels.decoding import attend_to_columns, gated, rotate_and_store
 
         x = F.embedding(self._tokens, self._embedding)  # (rows, H)
         for layer, cache in zip(self._layers, self._cache, strict=True):

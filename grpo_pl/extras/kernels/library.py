@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from ctypes import CFUNCTYPE, POINTER, Structure, byref, c_char_p, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from grpo_pl.functional.kernels.device import SWITCH
+import grpo_pl
+from grpo_pl.functional.accelerated import SWITCH
+from grpo_pl.policy.packing import Spans
 
 log = logging.getLogger(__name__)
 WHOLE = 16
@@ -73,13 +75,13 @@ class _Gate(Structure):
 
 
 @cache
-def built_kernels(library: Path | None = None) -> dict[str, Kernels]:
+def built_kernels(file: Path | None = None) -> dict[str, Kernels]:
     """The kernels that were built and that this processor supports, the fastest first; none without a compiler.
 
     Args:
-        library: by default what the installation has built.
+        file: by default what the installation has built.
     """
-    found = [library] if library else sorted(Path(__file__).parents[1].glob("_kernels.*"))
+    found = [file] if file else sorted(Path(grpo_pl.__file__).parent.glob("_kernels.*"))
     if not found:
         return {}
     try:
@@ -117,16 +119,6 @@ def _openmp() -> int | None:
         return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, c_void_p).value
     except AttributeError:
         return None
-
-
-class Spans(NamedTuple):
-    """Which of the packed tokens form sequences, each of a prompt and what follows it; int64 on the CPU."""
-
-    prompt_starts: Tensor  # (P,) packed index of the first token
-    prompt_lengths: Tensor  # (P,)
-    first_sequence: Tensor  # (P + 1,) those of a prompt follow one another
-    starts: Tensor  # (B,)
-    lengths: Tensor  # (B,), 0 where nothing follows
 
 
 class PackedAttention(torch.autograd.Function):

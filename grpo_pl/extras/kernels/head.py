@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from grpo_pl.functional.kernels.launch import CHUNK_ELEMENTS, CHUNK_TOKENS, device_of
+from grpo_pl.extras.kernels.launch import CHUNK_ELEMENTS, CHUNK_TOKENS, device_of
 
 _BLOCK = 4096  # entries of the vocabulary in registers at once
 _WARPS = 8

@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from grpo_pl.functional.kernels import decoding, gated, head, race
+from grpo_pl.extras.kernels import decoding, gated, head, race
 from grpo_pl.functional.sampling import NOISE
 
 INTEGERS = {"stride", "vocabulary", "columns", "capacity", "width", "size"}

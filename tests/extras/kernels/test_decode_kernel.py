@@ -13,10 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grpo_pl.extras.kernels.decode_kernel import DecodeKernel, PackedPolicy, built_kernels, draw_rollout
 from grpo_pl.functional.sampling import Noise, score_gaps, token_keys
 from grpo_pl.rollout.decoding import row_keys
 from grpo_pl.rollout.engine import RolloutInterrupted
-from grpo_pl.rollout.native.decode_kernel import DecodeKernel, PackedPolicy, built_kernels, draw_rollout
 from grpo_pl.rollout.native.decoder_choice import SWITCH, WIDEST, choose_decoder, default_decoder, resumed_decoder
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
@@ -260,7 +260,7 @@ def test_a_library_that_does_not_load_leaves_the_work_to_torch(tmp_path, caplog)
 
 # --- other builds -----------------------------------------------------------------------------------------------------
 
-BESIDE = [str(Path(__file__).with_name("test_kernel_slots.py")), str(ROOT / "tests/functional/test_native.py")]
+BESIDE = [str(Path(__file__).with_name("test_kernel_slots.py")), str(ROOT / "tests/extras/kernels/test_library.py")]
 CSRC = ROOT / "grpo_pl/csrc"
 COMPILER = os.environ.get("CC", "gcc")
 builds_anew = pytest.mark.skipif(

@@ -1,1 +1,0 @@
-"""What GPUs compute in kernels of their own, in Triton."""
