@@ -65,7 +65,7 @@ def test_it_trains_resumes_validates_and_exports_to_the_same_bytes(core: Path, t
         (folder / "quickstart.yaml").write_text(yaml.safe_dump(quickstart))
         told[source] = _run(source, folder, *FIT)
         told[source] += _run(source, folder, *FIT, "--resume", "--data.steps=3")
-        _run(source, folder, "validate", "--config=quickstart.yaml", "--ckpt_path=runs/run/checkpoints/last.ckpt")
+        _run(source, folder, "validate", "--config=runs/run/config.yaml", "--ckpt_path=runs/run/checkpoints/last.ckpt")
         _run(source, folder, "export", "runs/run", "exported")
     assert "RewardWatch" in told[core] and "WriteReport" in told[core] and "is left out" not in told[PACKAGE.parent]
     assert _made(tmp_path / "by_core") == _made(tmp_path / f"by_{PACKAGE.parent.name}")

@@ -132,7 +132,9 @@ class RunCLI(LightningCLI):
         return self.config_init[str(self.subcommand)]
 
     def _resolved_config(self) -> str:
-        return str(self._parser(self.subcommand).dump(self._settings, skip_unset=False))
+        settings = self._settings.clone()
+        settings["resume"] = False  # what this command does, and no setting of the run
+        return str(self._parser(self.subcommand).dump(settings, skip_unset=False))
 
     def _name(self) -> str:
         name, configs = self._settings.name, self._settings.config
