@@ -19,8 +19,10 @@ from grpo_pl.cli.trainer import GRPOCLI
 from grpo_pl.evaluation.curves import read_curves
 from grpo_pl.extras.replay import cache
 from grpo_pl.extras.replay.comparison import compare, key_of
+from grpo_pl.extras.replay.forward import check_data
 from grpo_pl.extras.replay.moment import RecordedFit, checkpoint_at
 from grpo_pl.extras.replay.recorded import RUN_REWARDS, CannotReplay, RecordedRun
+from grpo_pl.files.checkpoints import CheckpointError
 from grpo_pl.files.runs import RunFolder, config_changes, read_settings
 from grpo_pl.files.writing import best_effort, staged
 from grpo_pl.training.lightning_loops import completed_rollouts
@@ -28,6 +30,9 @@ from grpo_pl.training.lightning_loops import completed_rollouts
 OPTION = "--branch"
 OF_RUNS = ("trainer.logger", "checkpoint.", "completions.", "samples.", "digests.", "watch.", "profile")
 """Settings that say what a run keeps, and change nothing of what it computes."""
+OTHER_DATA = ("data.source", "data.validation_sets")
+"""Settings that name the data, and ``SAME_DATA`` those that only say how many problems a run asks, and when."""
+SAME_DATA = ("data.steps: ", "data.prompts_per_step: ", "data.staleness: ")
 
 
 def fit(args: Sequence[str], help_about: str) -> None:
@@ -47,11 +52,12 @@ def fit(args: Sequence[str], help_about: str) -> None:
     if any(arg.partition("=")[0] in ("--resume", "--ckpt_path") for arg in rest):
         raise CannotReplay(f"{OPTION} finds the checkpoint itself: leave out --resume and --ckpt_path.")
     name, at, number = given.rpartition("@")
-    if not at or not number.isdigit():
+    if not at or not number.isdecimal():
         raise CannotReplay(f"{OPTION} {given}: write RUN@S, such as runs/quickstart@40, with S from 0.")
     _, runs_dir = _without(rest, "--runs_dir")
     run, step = RecordedRun.open(name, runs_dir or "runs"), int(number)
     run.check_step(step)
+    run.check_completions()
     switches = [arg for arg in rest if arg in (RUN_REWARDS, f"{RUN_REWARDS}=true")]
     rest = [arg for arg in rest if arg not in switches]
     if "RANK" in os.environ and step not in {0, *run.checkpoints(), *cache.made(run)}:
@@ -107,11 +113,26 @@ class BranchCLI(GRPOCLI):
                 f"a branch keeps the template, tokenizer and model of its run, and this one has others ({wrong[0]}): "
                 "begin a run of its own."
             )
-        if any(change.startswith("data.") for change in self._changes):
-            self.datamodule.allow_changed = True  # other data are meant
-        return super().instantiate_trainer(**kwargs)
+        if any(change.startswith(OTHER_DATA) for change in self._changes):
+            self.datamodule.allow_changed = True  # they are meant
+        try:
+            return super().instantiate_trainer(**kwargs)
+        except CannotReplay:
+            raise
+        except (ValueError, CheckpointError, ImportError) as error:
+            raise CannotReplay(f"{self._parent.path} cannot be branched so: {' '.join(str(error).split())}") from error
+
+    def _check_checkpoint(self, path: Path) -> None:
+        self._check_data()
+        super()._check_checkpoint(path)
+
+    def _check_data(self) -> None:
+        changed = [change for change in self._changes if change.startswith("data.")]
+        if all(change.startswith(SAME_DATA) for change in changed) and not self.datamodule.allow_changed:
+            check_data(self.datamodule, self._parent.data_digest)
 
     def _open_run(self) -> list[Any]:
+        self._check_data()
         callbacks = super()._open_run()
         assert self.run is not None
         return [BranchRecord(self._parent, self._step, self.run.folder, self._changes), *callbacks]

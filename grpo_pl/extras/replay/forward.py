@@ -20,7 +20,8 @@ from grpo_pl.callbacks.metrics_csv import MetricsCSV
 from grpo_pl.callbacks.record import data_digest
 from grpo_pl.cli.trainer import GRPOCLI
 from grpo_pl.config.objects import ConfigError
-from grpo_pl.extras.replay.recorded import CannotReplay, RecordedRun, given_settings, threads_of
+from grpo_pl.data.datamodule import RolloutDataModule
+from grpo_pl.extras.replay.recorded import CannotBegin, CannotReplay, RecordedRun, given_settings, threads_of
 from grpo_pl.files.checkpoints import CheckpointError
 from grpo_pl.files.runs import read_settings
 from grpo_pl.training.lightning_loops import completed_rollouts
@@ -72,12 +73,7 @@ class Forward(GRPOCLI):
         super()._check_checkpoint(path)
 
     def _check_data(self) -> None:
-        """Refuses data that are others than those of the run."""
-        if self._data_digest is not None and data_digest(self.datamodule) != self._data_digest:
-            raise CannotReplay(
-                "the data hold other problems than when the run began (run.json has another digest): put back what was "
-                "there."
-            )
+        check_data(self.datamodule, self._data_digest)
 
     def _open_run(self) -> list[Any]:
         self._check_data()
@@ -87,6 +83,20 @@ class Forward(GRPOCLI):
         folder = self._claim_folder(config, built.checkpoint, built.completions, built.digests, built.watch)
         built.trainer["logger"] = [MetricsCSV(folder.metrics)]
         return [StopBefore(self._step)]
+
+
+def check_data(data: RolloutDataModule, recorded: str | None) -> None:
+    """Refuses data that are others than those of the run.
+
+    Args:
+        recorded: what `data_digest` gave when the run began; None where it is not known.
+    """
+    if recorded is not None and data_digest(data) != recorded:
+        files = sorted({path for _, path in data.digests().values() if path})
+        raise CannotBegin(
+            f"the data hold other problems than when the run began (run.json has another digest{' of ' * bool(files)}"
+            f"{', '.join(files)}): put back what was there."
+        )
 
 
 def run_forward(
@@ -107,11 +117,10 @@ def run_forward(
     options = {**OPTIONS, "runs_dir": str(folder), "name": NAME, **(changes or {})}
     options |= {} if checkpoint is None else {"ckpt_path": str(checkpoint.absolute())}
     args = [f"--config={given}", *(f"--{key}={value}" for key, value in options.items())]
-    digest = None if run.earlier else (run.facts.get("data") or {}).get("digest")
     on_interrupt = signal.getsignal(signal.SIGINT)
     try:
         with _threads(threads_of(run)):
-            return Forward(args, step, digest)
+            return Forward(args, step, run.data_digest)
     except (CannotReplay, KeyboardInterrupt):
         raise
     except SystemExit as stop:
@@ -120,7 +129,7 @@ def run_forward(
             raise KeyboardInterrupt from stop
         raise
     except (ConfigError, ValueError, CheckpointError, ImportError) as error:
-        raise CannotReplay(f"{run.path} cannot be replayed here: {' '.join(str(error).split())}") from error
+        raise CannotBegin(f"{run.path} cannot be replayed here: {' '.join(str(error).split())}") from error
 
 
 @contextmanager
@@ -153,6 +162,6 @@ def run_forward_in_children(run: RecordedRun, checkpoint: Path | None, step: int
             raise
     failed = sorted(folder.glob("failed-*"))
     if failed:
-        raise CannotReplay(failed[0].read_text(encoding="utf-8"))
+        raise CannotBegin(failed[0].read_text(encoding="utf-8"))
     if status:
         raise CannotReplay(f"{run.path}: the {run.processes} processes of the replay ended with status {status}.")

@@ -15,7 +15,7 @@ from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.extras.replay import cache
 from grpo_pl.extras.replay.comparison import Held, compare
 from grpo_pl.extras.replay.forward import ALONE, NAME, Forward, run_forward, run_forward_in_children
-from grpo_pl.extras.replay.recorded import CannotReplay, RecordedRun, whole_checkpoints
+from grpo_pl.extras.replay.recorded import CannotBegin, CannotReplay, RecordedRun, whole_checkpoints
 from grpo_pl.files.checkpoints import checkpoint_path, policy_weights
 from grpo_pl.files.runs import RunFolder
 from grpo_pl.files.sharded_checkpoints import read_checkpoint
@@ -131,8 +131,14 @@ class Made:
 
 def nearest(run: RecordedRun, step: int, say: Say) -> tuple[int, Path | None]:
     """The nearest whole checkpoint at or before a step, of the run or of the cache, whose weights are those that the
-    run recorded; (0, None) for the run's start."""
+    run recorded; (0, None) for the run's start.
+
+    Raises:
+        CannotReplay: a checkpoint of the run holds other weights, or the one that it began from is gone.
+    """
     found = {**cache.made(run), **run.checkpoints()}
+    if run.started_from is not None:
+        found.setdefault(run.start, run.started_from)
     for rollouts, path in whole_checkpoints(found, step):
         recorded = run.digests.get(rollouts)
         if recorded is None or recorded == weights_digest(policy_weights(read_checkpoint(path)).items()):
@@ -144,6 +150,11 @@ def nearest(run: RecordedRun, step: int, say: Say) -> tuple[int, Path | None]:
                 f"{path} does not hold the weights that the run recorded after {rollouts} rollouts (digests.jsonl): "
                 "put back the checkpoint, or remove it to replay from an earlier one."
             )
+    if run.started_from is not None:
+        raise CannotBegin(
+            f"{run.path} began from {run.started_from}, which is missing or no longer whole: put it back, or make it "
+            "again by replaying the run that it is of."
+        )
     return 0, None
 
 

@@ -14,8 +14,8 @@ import torch
 from grpo_pl.extras.replay import cache
 from grpo_pl.extras.replay.comparison import Held, compare
 from grpo_pl.extras.replay.forward import NAME, run_forward, run_forward_in_children
-from grpo_pl.extras.replay.moment import RecordedFit, Say, checkpoint_at, tell_surroundings, to_stderr
-from grpo_pl.extras.replay.recorded import CannotReplay, RecordedRun, here
+from grpo_pl.extras.replay.moment import RecordedFit, Say, checkpoint_at, nearest, tell_surroundings, to_stderr
+from grpo_pl.extras.replay.recorded import CannotBegin, CannotReplay, RecordedRun, here
 from grpo_pl.files.checkpoints import broken, policy_weights
 from grpo_pl.files.rows import read_object
 from grpo_pl.files.runs import RunFolder
@@ -90,7 +90,7 @@ def prove(
         say: is told what is done.
 
     Raises:
-        CannotReplay: there is no such export or run.
+        CannotReplay: there is no such export or run, or the run cannot begin here, as its data are others.
     """
     folder = Path(path)
     export = folder if (folder / MANIFEST).is_file() else None
@@ -162,7 +162,9 @@ def _manifest(export: Path) -> Mapping[str, Any]:
         told = read_object(export / MANIFEST).get("run") or {}
     except ValueError as error:
         raise CannotReplay(str(error)) from error
-    if not isinstance(told, dict) or not {"name", "step", "weights", "files"} <= told.keys():
+    if not isinstance(told, dict) or not (
+        {"name", "weights", "files"} <= told.keys() and type(told.get("step")) is int
+    ):
         raise CannotReplay(
             f"{export / MANIFEST} does not name the run of its weights, as exports of version 0.3 do not: export the "
             "run's checkpoint again."
@@ -191,6 +193,8 @@ def _export(run: RecordedRun, export: Path, told: Mapping[str, Any], *, run_rewa
         return checks
     try:
         checkpoint = checkpoint_at(run, step, run_rewards=run_rewards, say=say)
+    except CannotBegin:
+        raise
     except CannotReplay as error:
         return [*checks, Check("weights", False, str(error))]
     return [*checks, _same_tensors(export, checkpoint, meant)]
@@ -258,16 +262,15 @@ def _steps_again(run: RecordedRun, samples: int, *, run_rewards: bool, say: Say)
         for rollouts, path in run.checkpoints().items()
         if rollouts < run.completed and broken(path) is None and run.digests.get(rollouts) in (None, _weights_of(path))
     ]
-    starts: list[tuple[int, Path | None]] = [*reversed(whole)] or ([(0, None)] if run.completed else [])
+    starts: list[tuple[int, Path | None]] = [*reversed(whole)]
+    if not starts and run.completed > run.start:
+        starts = [nearest(run, run.start, say)]
     checks, drawn = list[Check](), 0
     for step, checkpoint in starts[:MOST_STEPS]:
         if drawn >= samples:
             break
         say(f"repeating rollout {step + 1} from {'the start' if checkpoint is None else checkpoint.name} …")
-        try:
-            held = _step_again(run, step, checkpoint)
-        except CannotReplay as error:
-            return [*checks, Check(f"rollout {step + 1} again", False, str(error))]
+        held = _step_again(run, step, checkpoint)
         drawn += held.completions
         checks.append(Check(f"rollout {step + 1} again", held.first is None, _told(held)))
     if not checks:

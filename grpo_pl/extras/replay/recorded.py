@@ -6,7 +6,7 @@ import csv
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -40,6 +40,10 @@ class CannotReplay(ConfigError):
     do."""
 
 
+class CannotBegin(CannotReplay):
+    """A run that cannot begin here, as its data, a file or a package is gone or other; nothing is said of the run."""
+
+
 @dataclass(frozen=True)
 class RecordedRun:
     """A run folder that is read and never written."""
@@ -55,6 +59,8 @@ class RecordedRun:
                 version reads.
         """
         path = Path(run)
+        if path.is_file():
+            raise CannotReplay(f"{path} is a file: give the folder of its run, such as runs/quickstart.")
         if not path.is_dir():
             named = runs_of_name(Path(runs_dir), str(run)) if len(path.parts) == 1 else []
             if not named:
@@ -76,12 +82,27 @@ class RecordedRun:
                 )
         if not {"source"} <= (self.settings.get("data") or {}).keys() or "rewards" not in self.settings["model"]:
             raise CannotReplay(f"{self.path} is no run of GRPO: only such a run can be replayed.")
+        self._read(self.folder.record, lambda: (self.processes, self.threads, self.surroundings_changed()))
         theirs, ours = str(self.versions.get("grpo_pl", "")), grpo_pl.__version__
         if theirs.split(".")[:2] not in (ours.split(".")[:2], ["0", "3"]):
             raise CannotReplay(
                 f"{self.path} was made by grpo_pl {theirs or 'of an unknown version'}, and this is {ours}: install "
                 "that version to replay it."
             )
+        self._read(self.folder.digests, lambda: self.digests)
+        self._read(self.folder.metrics, lambda: (self.metrics, self.seconds))
+        fields, rows = ("prompt_id", "sample", "completion"), self.completions(0, self.completed)
+        self._read(self.folder.completions, lambda: [row[name] for row in rows for name in fields])
+
+    def _read(self, file: Path, read: Callable[[], object]) -> None:
+        """Refuses a file that no run has written, before anything is made of it."""
+        try:
+            read()
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise CannotReplay(
+                f"{file} is not what a run writes ({why}): put back the file that the run wrote."
+            ) from error
 
     @property
     def path(self) -> Path:
@@ -107,10 +128,7 @@ class RecordedRun:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """``run.json``."""
-        try:
-            return read_object(self.folder.record)
-        except ValueError as error:
-            raise CannotReplay(str(error)) from error
+        return read_object(self.folder.record)
 
     @cached_property
     def last_start(self) -> Mapping[str, Any]:
@@ -127,6 +145,12 @@ class RecordedRun:
         return not self.folder.digests.is_file()
 
     @property
+    def data_digest(self) -> str | None:
+        """Of the problems when the run began; None of version 0.3, which read files otherwise."""
+        found = None if self.earlier else (self.facts.get("data") or {}).get("digest")
+        return None if found is None else str(found)
+
+    @property
     def processes(self) -> int:
         return int(self.facts.get("processes", 1))
 
@@ -139,10 +163,7 @@ class RecordedRun:
     @cached_property
     def digests(self) -> dict[int, str]:
         """Completed rollouts -> digest of the policy's weights."""
-        try:
-            return self.folder.weights_digests()
-        except (ValueError, KeyError) as error:
-            raise CannotReplay(f"{self.folder.digests} is not what a run writes: {error}") from error
+        return self.folder.weights_digests()
 
     @cached_property
     def metrics(self) -> dict[int, Row]:
@@ -150,13 +171,14 @@ class RecordedRun:
         found: dict[int, Row] = {}
         with self.folder.metrics.open(newline="", encoding="utf-8") as lines:
             for row in csv.DictReader(lines):
+                step = int(row["step"]) - 1
                 kept = {
                     name: cell
                     for name, cell in row.items()
                     if cell and name != "step" and not str(name).startswith((*CLOCKS, "val/"))
                 }
                 if "reward" in kept:
-                    found[int(row["step"]) - 1] = kept
+                    found[step] = kept
         return found
 
     @cached_property
@@ -170,6 +192,17 @@ class RecordedRun:
     def completed(self) -> int:
         """Rollouts that the run has made."""
         return max(self.metrics, default=-1) + 1
+
+    @property
+    def started_from(self) -> Path | None:
+        """The checkpoint that the run was given at its start, as a branch is; None if it began with its own."""
+        given = self.settings.get("ckpt_path")
+        return None if given is None else Path(given)
+
+    @property
+    def start(self) -> int:
+        """Completed rollouts at the run's start."""
+        return 0 if self.started_from is None else min([*self.digests, *self.metrics], default=0)
 
     def completions(self, first: int, end: int) -> Iterator[Row]:
         """Recorded completions of the steps ``first`` … ``end`` − 1."""
@@ -195,10 +228,11 @@ class RecordedRun:
 
     def check_step(self, step: int) -> None:
         """Refuses a step that the run has not come to."""
-        if not 0 <= step <= self.completed:
+        if not self.start <= step <= self.completed:
+            begun = "" if self.started_from is None else f" from {self.started_from} on"
             raise CannotReplay(
-                f"step {step} of {self.path}: it made {self.completed} rollouts, so give 0 (its start) … "
-                f"{self.completed} (its end)."
+                f"step {step} of {self.path}: it made {self.completed - self.start} rollouts{begun}, so give "
+                f"{self.start} (its start) … {self.completed} (its end)."
             )
 
     def check_completions(self) -> None:
