@@ -52,11 +52,15 @@ class CompletionsLog(Callback):
             with best_effort(self.path):
                 self._keep(lambda row: row["step"] < completed)
 
+    def covers(self, step: int) -> bool:
+        """Whether the rollout of this number is one that the file holds, as far as there is room."""
+        return step % self._stride == 0
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         experience: Experience = outputs["experience"]
-        if self.path is None or not trainer.is_global_zero or experience.samples.step % self._stride:
+        if self.path is None or not trainer.is_global_zero or not self.covers(experience.samples.step):
             return
         text = "".join(map(json_line, completion_rows(experience, groups=self.groups_per_rollout)))
         with best_effort(self.path):

@@ -9,20 +9,24 @@ from typing import Any, cast
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
+from grpo_pl.callbacks.completions import CompletionsLog
 from grpo_pl.files.rows import Row, append_rows, read_lines, row_writer
 from grpo_pl.files.runs import RunFolder
 from grpo_pl.files.writing import best_effort
 from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.policy.weights import weights_digest
+from grpo_pl.rollout.sampler import Samples
+from grpo_pl.training.experience import Experience
 from grpo_pl.training.lightning_loops import completed_rollouts
 from grpo_pl.training.module import GRPOModule
 
 
 class Digests(Callback):
     """Writes a line with the digest of the policy's weights before the first rollout, that is of a cold start, beside
-    each checkpoint, and one rollout behind either, so that one update can be repeated and compared; when the fit ends,
-    however it does, one of ``completions.jsonl``. Each line has the completed rollouts and the seconds that it took,
-    about one for each gigabyte of weights.
+    each checkpoint, and one rollout behind either, so that one update can be repeated and compared; after each rollout
+    of which ``completions.jsonl`` has completions, one with digests of their token ids, as `token_digests` gives them;
+    when the fit ends, however it does, one of ``completions.jsonl``. Each line has the completed rollouts and the
+    seconds that it took, about one for each gigabyte of weights.
 
     Args:
         every_n_rollouts: also after so many rollouts, 1 for each; 0 adds none.
@@ -46,18 +50,19 @@ class Digests(Callback):
         rows: list[Row] = []
         if self.folder is not None and trainer.is_global_zero and self.folder.digests.exists():
             lines = read_lines(self.folder.digests, may_be_cut_short=True)
-            rows = [line.row for line in lines if "weights" in line.row and line.row["step"] <= completed]
+            rows = [line.row for line in lines if "completions" not in line.row and line.row["step"] <= completed]
             with best_effort(self.folder.digests), row_writer(self.folder.digests) as write:
                 for row in rows:
                     write(row)
         self._begun = completed
-        self._written = set(trainer.strategy.broadcast({row["step"] for row in rows}))
+        self._written = set(trainer.strategy.broadcast({row["step"] for row in rows if "weights" in row}))
         self._write_weights(trainer, pl_module)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         completed = completed_rollouts(trainer)
+        self._write_token_digests(trainer, outputs["experience"])
         if completed == self._begun + 1 or (self.every_n_rollouts and completed % self.every_n_rollouts == 0):
             self._write_weights(trainer, pl_module)
 
@@ -82,6 +87,16 @@ class Digests(Callback):
         self._written.add(completed)
         self._write(trainer, {"step": completed, "weights": digest}, begun)
 
+    def _write_token_digests(self, trainer: Trainer, experience: Experience) -> None:
+        """Of the rows of this rollout in ``completions.jsonl``, which alone a replay is held to."""
+        log = next((each for each in trainer.callbacks if isinstance(each, CompletionsLog)), None)  # type: ignore[attr-defined]
+        if self.folder is None or not trainer.is_global_zero or log is None or not log.groups_per_rollout:
+            return
+        if log.covers(experience.samples.step):
+            begun = time.perf_counter()
+            digests = token_digests(experience.samples, log.groups_per_rollout)
+            self._write(trainer, {"step": completed_rollouts(trainer), "token_ids": digests}, begun)
+
     def _write_completions(self, trainer: Trainer) -> None:
         if self.folder is None or not trainer.is_global_zero or not self.folder.completions.exists():
             return
@@ -94,3 +109,16 @@ class Digests(Callback):
         if self.folder is not None and trainer.is_global_zero:
             with best_effort(self.folder.digests):
                 append_rows(self.folder.digests, [{**row, "seconds": round(time.perf_counter() - begun, 6)}])
+
+
+def token_digests(samples: Samples, groups: int) -> list[tuple[int, list[str]]]:
+    """Prompt id and a digest of each of its completions, for the first ``groups`` prompts: the first 12 digits of the
+    SHA-256 of the token ids, end tokens and observations included, as 64-bit integers, little-endian."""
+    rollout = samples.rollout
+    prompts, size = samples.prompts[:groups], rollout.group_size
+    ids = rollout.completion_ids[: len(prompts) * size].cpu().numpy().astype("<i8")
+    lengths = rollout.lengths.tolist()
+    digests = [
+        hashlib.sha256(row[:length].tobytes()).hexdigest()[:12] for row, length in zip(ids, lengths, strict=False)
+    ]
+    return [(prompt.id, digests[at * size : (at + 1) * size]) for at, prompt in enumerate(prompts)]

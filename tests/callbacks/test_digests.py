@@ -2,11 +2,13 @@
 
 import hashlib
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from grpo_pl.callbacks.digests import Digests
 from grpo_pl.files.checkpoints import policy_weights
@@ -44,13 +46,38 @@ def test_a_run_has_a_digest_of_its_start_of_each_checkpoint_and_of_its_completio
     config = command_line.config("digests", checkpoint={"every_n_rollouts": 3, "keep": 1, "keep_best": 0})
     command_line.done("fit", "--config", config, "--data.steps=6", "--trainer.val_check_interval=6")
     run = command_line.runs / "digests"
-    assert [row["step"] for row in _rows(run)] == [0, 1, 3, 4, 6, 6]  # the last is of completions
+    assert [row["step"] for row in _rows(run) if "weights" in row] == [0, 1, 3, 4, 6]
+    assert [row["step"] for row in _rows(run) if "token_ids" in row] == [1, 2, 3, 4, 5, 6]
     weights = RunFolder(run).weights_digests()
     assert len(set(weights.values())) == len(weights)
     assert weights[6] == _of_checkpoint(run, 6)
     written = hashlib.sha256((run / "completions.jsonl").read_bytes()).hexdigest()
     assert _rows(run)[-1]["completions"] == written
     assert all(0 <= row["seconds"] < 1 for row in _rows(run))
+
+
+def test_recorded_completions_have_a_digest_of_their_token_ids(command_line: Any) -> None:
+    config = command_line.config("tokens", completions={"groups_per_rollout": 2})
+    command_line.done("fit", "--config", config)
+    run = command_line.runs / "tokens"
+    tokenizer = AutoTokenizer.from_pretrained(run / "export")
+    digests = {
+        (row["step"] - 1, prompt, sample): digest
+        for row in _rows(run)
+        for prompt, each in row.get("token_ids", [])
+        for sample, digest in enumerate(each)
+    }
+    rows = [json.loads(line) for line in (run / "completions.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["prompt_id"], row["sample"]) for row in rows] == list(digests)
+    compared = 0
+    for row in rows:
+        ids = tokenizer.encode(row["completion"], add_special_tokens=False)
+        ids += [tokenizer.eos_token_id] * (row["finish_reason"] == "stop")
+        if len(ids) == row["tokens"]:  # a text has other tokens as well, and any of these may have been drawn
+            digest = hashlib.sha256(struct.pack(f"<{len(ids)}q", *ids)).hexdigest()[:12]
+            assert digests[row["step"], row["prompt_id"], row["sample"]] == digest
+            compared += 1
+    assert compared > len(rows) / 2
 
 
 def test_an_export_names_its_run_and_the_digest_of_its_weights(command_line: Any, tmp_path: Path) -> None:
@@ -75,7 +102,9 @@ def test_a_resumed_run_keeps_what_came_before_and_writes_each_rollout_where_aske
     run = command_line.runs / "again"
     before = RunFolder(run).weights_digests()
     command_line.done("fit", "--config", config, "--data.steps=4", "--resume", "--digests.every_n_rollouts=1")
-    assert [row["step"] for row in _rows(run)] == [0, 1, 2, 3, 4, 4]
+    assert [row["step"] for row in _rows(run) if "weights" in row] == [0, 1, 2, 3, 4]
+    assert [row["step"] for row in _rows(run) if "token_ids" in row] == [1, 2, 3, 4]
+    assert [row["step"] for row in _rows(run) if "completions" in row] == [4]
     assert before.items() <= RunFolder(run).weights_digests().items()
     assert RunFolder(run).weights_digests()[4] == _of_checkpoint(run, 4)
 

@@ -19,7 +19,7 @@ class Difference:
 
     step: int
     what: str
-    """A metric, ``weights``, or ``completion`` with the name of its field."""
+    """A metric, ``weights``, or a completion: ``completion``, its token ids, or another field."""
     there: str
     """The value of the record, and ``here`` of the replay."""
     here: str
@@ -38,8 +38,10 @@ class Held:
     first: Difference | None
     """None where nothing differs."""
     steps: int
-    """Compared by their metrics, and how many ``completions`` and digests of ``weights``."""
+    """Compared by their metrics, and how many ``completions``, of these by their ``token_ids``, and digests of
+    ``weights``."""
     completions: int
+    token_ids: int
     weights: int
 
 
@@ -51,6 +53,12 @@ def compare(there: RecordedRun, here: RecordedRun, first: int, end: int) -> Held
     made = {key_of(row): row for row in here.completions(first, end)}
     both = [key for key in rows if key in made]
     found += [(each.step, 0, each) for each in completion_differences(rows, made)]
+    tokens = [key for key in there.token_digests if first <= key[0] < end and key in here.token_digests]
+    for key in tokens:
+        if there.token_digests[key] != here.token_digests[key]:
+            told = {"there": there.token_digests[key], "here": here.token_digests[key]}
+            each = Difference(step=key[0], what="token ids of a completion", prompt_id=key[1], sample=key[2], **told)
+            found.append((each.step, 0, each))
     steps = [step for step in range(first, end) if step in there.metrics and step in here.metrics]
     for step in steps:
         ours, theirs = here.metrics[step], there.metrics[step]
@@ -70,6 +78,7 @@ def compare(there: RecordedRun, here: RecordedRun, first: int, end: int) -> Held
         first=None if nearest is None else nearest[2],
         steps=len(steps),
         completions=len(both),
+        token_ids=len(tokens),
         weights=len(digests),
     )
 

@@ -167,7 +167,8 @@ def make(run: RecordedRun, step: int, folder: Path, say: Say) -> Made:
     start, checkpoint = nearest(run, step, say)
     alone = run.processes == 1
     if start == step and not alone:
-        return Made(checkpoint=checkpoint, held=Held(first=None, steps=0, completions=0, weights=1), fit=None)
+        held = Held(first=None, steps=0, completions=0, token_ids=0, weights=1)
+        return Made(checkpoint=checkpoint, held=held, fit=None)
     if start < step or checkpoint is None:
         say(cost(run, start, checkpoint, step))
     fit = None
@@ -202,8 +203,10 @@ def tell_surroundings(run: RecordedRun, say: Say) -> list[str]:
     """What is other here than there, told in one line; nothing where a replay should be equal bit for bit."""
     changed = run.surroundings_changed()
     if run.earlier:
-        told = "rewards, completions and norms of gradients"
-        say(f"{run.path} kept no digests, as runs of version 0.3: the replay is held to {told}.")
+        told = "rewards, texts of completions and norms of gradients"
+        say(f"{run.path} kept no digests, as runs of version 0.3: the replay is held to {told}, not to token ids.")
+    elif not run.token_digests and any(run.completions(0, run.completed)):
+        say(f"{run.path} kept no digests of token ids: the replay is held to the texts of completions.")
     if changed:
         say(f"equal up to rounding only, for the run had other surroundings: {'; '.join(changed)}.")
     return changed

@@ -293,5 +293,6 @@ def _told(held: Held) -> str:
     after = (
         ", the weights before and after it" if held.weights > 1 else ", the weights before it" if held.weights else ""
     )
-    done = f"{held.completions} completions drawn and scored, its update{after}"
+    by = f"by the token ids of {held.token_ids}" if held.token_ids else "by their texts"
+    done = f"{held.completions} completions drawn and scored ({by}), its update{after}"
     return f"{done}: as recorded" if held.first is None else str(held.first)

@@ -89,7 +89,7 @@ class RecordedRun:
                 f"{self.path} was made by grpo_pl {theirs or 'of an unknown version'}, and this is {ours}: install "
                 "that version to replay it."
             )
-        self._read(self.folder.digests, lambda: self.digests)
+        self._read(self.folder.digests, lambda: (self.digests, self.token_digests))
         self._read(self.folder.metrics, lambda: (self.metrics, self.seconds))
         fields, rows = ("prompt_id", "sample", "completion"), self.completions(0, self.completed)
         self._read(self.folder.completions, lambda: [row[name] for row in rows for name in fields])
@@ -164,6 +164,17 @@ class RecordedRun:
     def digests(self) -> dict[int, str]:
         """Completed rollouts -> digest of the policy's weights."""
         return self.folder.weights_digests()
+
+    @cached_property
+    def token_digests(self) -> dict[tuple[int, int, int], str]:
+        """Step, prompt and sample -> digest of the token ids of a recorded completion; empty if the run kept none."""
+        lines = read_lines(self.folder.digests, may_be_cut_short=True) if self.folder.digests.is_file() else ()
+        return {
+            (line.row["step"] - 1, prompt_id, sample): digest
+            for line in lines
+            for prompt_id, digests in line.row.get("token_ids", [])
+            for sample, digest in enumerate(digests)
+        }
 
     @cached_property
     def metrics(self) -> dict[int, Row]:

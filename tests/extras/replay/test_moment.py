@@ -132,6 +132,12 @@ def _edit_completion(text: str) -> str:
             1,
             "the data hold other problems",
         ),
+        (
+            "quickstart",
+            lambda run: _edited(run, "digests.jsonl", _edit_token_ids),
+            4,
+            "step 3: token ids of a",
+        ),
         ("quickstart", lambda run: _exchange(run), 3, "does not hold the weights that the run recorded"),
     ],
 )
@@ -145,6 +151,15 @@ def test_what_cannot_be_replayed_is_told_in_one_line_and_writes_nothing(
         replay(tmp_path / named, step)
     assert told in str(raised.value) and "\n" not in str(raised.value)
     assert _files(tmp_path) == before
+
+
+def _edit_token_ids(text: str) -> str:
+    """Those of a completion of the fourth rollout."""
+    lines = text.splitlines(keepends=True)
+    place = next(number for number, line in enumerate(lines) if line.startswith('{"step": 4, "token_ids": '))
+    row = json.loads(lines[place])
+    row["token_ids"][1][1][2] = "0" * 12
+    return "".join([*lines[:place], json.dumps(row) + "\n", *lines[place + 1 :]])
 
 
 def _exchange(run: Path) -> None:
@@ -205,6 +220,19 @@ def test_a_run_without_digests_is_held_to_its_rewards_and_gradients(quickstart: 
     assert moment.weights == RunFolder(quickstart).weights_digests()[4]
     assert (moment.held.first, moment.held.steps, moment.held.weights) == (None, 2, 0)
     assert any("kept no digests" in line for line in told)
+
+
+def test_a_run_without_digests_of_token_ids_is_held_to_texts(quickstart: Path, tmp_path: Path) -> None:
+    run, told = _only(quickstart, tmp_path, 3), list[str]()
+    _edited(run, "run.json", lambda text: text.replace('"started": "2', '"started": "3'))  # nothing of it is cached
+    held = replay(run, 4, say=told.append).held
+    assert held.token_ids == held.completions == 4 * 8 and not any("token ids" in line for line in told)
+    _edited(run, "run.json", lambda text: text.replace('"started": "3', '"started": "4'))
+    lines = (run / "digests.jsonl").read_text().splitlines(keepends=True)
+    (run / "digests.jsonl").write_text("".join(line for line in lines if "token_ids" not in line))
+    held = replay(run, 4, say=told.append).held
+    assert (held.token_ids, held.completions, held.first) == (0, 4 * 8, None)
+    assert any("no digests of token ids" in line for line in told)
 
 
 def test_a_run_of_version_0_3_is_replayed_and_held_to_what_it_kept(tmp_path: Path) -> None:

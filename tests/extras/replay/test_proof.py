@@ -78,6 +78,7 @@ def test_the_export_of_a_run_is_proved_and_its_card_says_so(
     )
     (again,) = (check["told"] for check in told["checks"] if check["what"] == "rollout 7 again")
     assert again.startswith(f"{GROUPS * 8} completions") and "before and after" in again
+    assert f"token ids of {GROUPS * 8}" in again
     assert json.loads((run / "export" / "verified.json").read_text())["proved"]
     command_line.done("export", run, tmp_path / "second")
     assert "## Proof" in (tmp_path / "second" / "README.md").read_text()
@@ -129,6 +130,14 @@ def _other_reward(row: dict[str, Any]) -> None:
     row["reward"] += 0.5
 
 
+def _other_token_ids(run: Path) -> None:
+    file = run / "digests.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    row = next(row for row in rows if row["step"] == 7 and "token_ids" in row)
+    row["token_ids"][-1][1][2] = "0123456789ab"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def _other_manifest(run: Path) -> None:
     manifest = json.loads((run / "export" / "grpo_pl.json").read_text())
     manifest["run"] |= {"name": "another", "weights": "0" * 64}
@@ -150,6 +159,7 @@ def _other_checkpoint(run: Path) -> None:
         (lambda run: _change_row(run, _other_text, also_digest=True), "rollout 7 again", "sample 2 is"),
         (lambda run: _change_row(run, _other_reward), "completions.jsonl", "is not as the run closed it"),
         (lambda run: _change_row(run, _other_reward, also_digest=True), "rollout 7 again", "step 6: reward of a"),
+        (_other_token_ids, "rollout 7 again", "sample 2 is 0123456789ab there"),
         (_other_manifest, "manifest", "names other weights than those of rollout 7"),
         (_other_checkpoint, "checkpoint rollout-000007.ckpt", "its weights are those after rollout 6"),
     ],
