@@ -64,7 +64,6 @@ EXTRA_OF = {
     "grpo_pl/extras/engines/native_child.py": "lora",
     "grpo_pl/policy/lora.py": "lora",
     "grpo_pl/policy/quantization.py": "qlora",
-    "grpo_pl/extras/compare/comparison.py": "plot",
     "grpo_pl/extras/scaffold/easier.py": "reasoning-gym",
     "grpo_pl/data/tasks/reasoning_gym.py": "reasoning-gym",
     "grpo_pl/data/tasks/worked.py": "reasoning-gym",

@@ -176,15 +176,78 @@ def bootstrap_interval(
     Source: Efron 1979, "Bootstrap methods: another look at the jackknife".
     """
     _check_level(level)
-    ordered = values.double().cpu().sort().values
+    means = _resampled_means(values, resamples, torch.Generator().manual_seed(seed))
+    return _middle(means, level)
+
+
+def unpaired_difference(
+    values: Tensor, baseline: Tensor, *, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
+) -> Estimate:
+    """Mean of ``values`` − mean of ``baseline`` with the bootstrap interval that two lists of problems have which are
+    not paired: each is resampled by itself.
+
+    For policies on the same problems `paired_difference` is the right one; this is what it is held against.
+
+    Args:
+        values: (P,) one number per problem, in any order, and ``baseline`` likewise.
+        level: confidence level, in (0, 1).
+        resamples: number of bootstrap resamples.
+        seed: seed of the resampling.
+
+    Raises:
+        ValueError: no values, or a level outside (0, 1).
+
+    Source: Efron and Tibshirani 1993, "An introduction to the bootstrap", section 8.3, the two-sample problem.
+    """
+    _check_level(level)
+    if not len(values) or not len(baseline):
+        raise ValueError("no problems to estimate a difference from.")
     generator = torch.Generator().manual_seed(seed)
-    size = len(ordered)
+    one, two = (_resampled_means(side, resamples, generator) for side in (values, baseline))
+    low, high = _middle(one - two, level)
+    gap = values.double().mean() - baseline.double().mean()
+    return Estimate(value=gap.item(), low=low, high=high, problems=min(len(values), len(baseline)), method="bootstrap")
+
+
+def mcnemar_exact(gained: int, lost: int) -> float:
+    """min(1, 2 · Σ_{i ≤ min(b, c)} C(b + c, i) / 2^(b + c)): the two-sided p-value of McNemar's exact test.
+
+    The chance that the b pairs that changed in one direction and the c in the other are at least as far apart, if both
+    directions are equally likely.
+
+    Args:
+        gained: b, pairs that changed from wrong to right.
+        lost: c, pairs that changed from right to wrong.
+
+    Raises:
+        ValueError: a number below 0.
+
+    Source: McNemar 1947, "Note on the sampling error of the difference between correlated proportions or percentages";
+    the exact form, a sign test, is equation 10.4 of Agresti 2002, "Categorical data analysis".
+    """
+    if gained < 0 or lost < 0:
+        raise ValueError(f"numbers of pairs must be at least 0, got {gained} and {lost}.")
+    pairs, term, tail = gained + lost, 1, 0
+    for i in range(min(gained, lost) + 1):
+        tail += term
+        term = term * (pairs - i) // (i + 1)  # C(pairs, i + 1), of exact integers
+    return min(1.0, 2 * tail / (1 << pairs))
+
+
+def _resampled_means(values: Tensor, resamples: int, generator: torch.Generator) -> Tensor:
+    """Means of ``resamples`` samples with replacement, (resamples,) float64; they depend on no order of the values."""
+    ordered = values.double().cpu().sort().values
     means = []
+    size = len(ordered)
     for start in range(0, resamples, max(1, _CHUNK // size)):
         rows = min(resamples - start, max(1, _CHUNK // size))
         means.append(ordered[torch.randint(size, (rows, size), generator=generator)].mean(dim=1))
+    return torch.cat(means)
+
+
+def _middle(means: Tensor, level: float) -> tuple[float, float]:
     tail = (1.0 - level) / 2.0
-    low, high = torch.cat(means).quantile(torch.tensor([tail, 1.0 - tail], dtype=torch.float64)).tolist()
+    low, high = means.quantile(torch.tensor([tail, 1.0 - tail], dtype=torch.float64)).tolist()
     return low, high
 
 

@@ -59,7 +59,7 @@ RUN_BY = {
     rf"{QUICKSTART} --config my_reward.yaml .*": FIRST_STEPS + "test_own_reward",
     r"python -c": FIRST_STEPS + "test_own_data",
     r".*Qwen/Qwen2\.5-1\.5B-Instruct.*|grpo-pl export runs/gsm8k .*": FIRST_STEPS + "test_own_model",
-    rf"{QUICKSTART} .*(algorithm/|preset) ?da?r?_?[gp].*": "tests/test_presets.py::"
+    r"grpo-pl fit .*(preset \$preset|(algorithm/|preset) ?da?r?_?[gp]).*": "tests/test_presets.py::"
     "test_three_rollouts_are_finite_and_move_every_weight",
     rf"{QUICKSTART} --config configs/engine/pipelined\.yaml": "tests/extras/engines/test_prefetched.py::"
     "test_each_rollout_is_from_the_weights_of_its_launch",
@@ -96,12 +96,15 @@ RUN_BY = {
     # before and after a training
     r"grpo-pl doctor .*": "tests/extras/doctor/test_command.py::test_a_shipped_configuration_is_silent",
     r"grpo-pl validate --config configs/quickstart.*": EVALUATION + "test_a_policy_is_compared_with_its_beginning",
-    r"grpo-pl compare .*": "tests/extras/compare/test_command.py::test_each_preset_is_a_run_of_its_own",
+    r"grpo-pl compare .*": "tests/extras/compare/test_command.py::"
+    "test_every_number_is_that_of_the_completions_that_predict_draws",
     r"grpo-pl fit --branch .*": REPLAY + "test_branch.py::test_another_reward_changes_what_follows_from_it_alone",
     r"grpo-pl verify runs/quickstart": REPLAY
     + "test_proof.py::test_the_export_of_a_run_is_proved_and_its_card_says_so",
     r"grpo-pl report runs/\S+": "tests/extras/report/test_page.py::test_the_page_needs_nothing_from_outside",
-    r"grpo-pl report runs/\S+ runs/\S+": "tests/extras/report/test_comparison.py::"
+    r"grpo-pl fit .* --data\.staleness \$s .*": "tests/extras/engines/test_prefetched.py::"
+    "test_each_rollout_is_from_the_weights_of_its_launch",
+    r"grpo-pl report runs/\S+( runs/\S+)+": "tests/extras/report/test_comparison.py::"
     "test_the_page_has_a_line_for_each_run",
     r"grpo-pl agent --try .*": "tests/extras/agents/test_command.py::"
     "test_a_session_is_judged_as_in_the_training_or_as_is_asked_for",

@@ -12,8 +12,10 @@ from grpo_pl.functional.estimates import (
     bootstrap_interval,
     estimate_mean,
     majority_at_k,
+    mcnemar_exact,
     paired_difference,
     pass_at_k,
+    unpaired_difference,
     wilson_interval,
 )
 
@@ -140,3 +142,44 @@ def test_pairing_takes_out_the_difficulty_of_the_problems() -> None:
 def test_pairs_must_be_pairs() -> None:
     with pytest.raises(ValueError, match="got 2 and 3"):
         paired_difference(torch.ones(2), torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("gained", "lost", "expected"),
+    [
+        (0, 0, 1.0),
+        (10, 0, 2 / 2**10),
+        (1, 6, 2 * (1 + 7) / 2**7),
+        (2, 18, 2 * (1 + 20 + 190) / 2**20),
+        (5, 5, 1.0),  # twice the tail is above 1
+        (4, 3, 1.0),
+        (6, 12, 2 * (1 + 18 + 153 + 816 + 3060 + 8568 + 18564) / 2**18),
+        (2000, 2000, 1.0),  # no overflow
+    ],
+)
+def test_mcnemar_by_hand_in_both_directions(gained: int, lost: int, expected: float) -> None:
+    assert mcnemar_exact(gained, lost) == mcnemar_exact(lost, gained) == pytest.approx(expected, rel=1e-12)
+
+
+def test_mcnemar_is_the_share_of_all_outcomes_that_are_as_far_apart() -> None:
+    for pairs in range(1, 9):
+        for gained in range(pairs + 1):
+            outcomes = [sum(signs) for signs in product((0, 1), repeat=pairs)]
+            far = [abs(2 * each - pairs) >= abs(2 * gained - pairs) for each in outcomes]
+            assert mcnemar_exact(gained, pairs - gained) == pytest.approx(sum(far) / len(far))
+    with pytest.raises(ValueError, match="at least 0, got -1 and 3"):
+        mcnemar_exact(-1, 3)
+
+
+def test_the_unpaired_interval_forgets_who_belongs_to_whom() -> None:
+    """Correlation 0.6: the widths are as √(1 − 0.6) to 1."""
+    cells = torch.tensor([[1.0, 1.0]] * 160 + [[1.0, 0.0]] * 40 + [[0.0, 1.0]] * 40 + [[0.0, 0.0]] * 160)
+    first, second = cells.T
+    apart = unpaired_difference(second, first)
+    assert apart == unpaired_difference(second.flip(0), first)
+    assert apart.value == 0.0 and apart.method == "bootstrap" and apart.problems == 400
+    assert apart.high == pytest.approx(1.96 * math.sqrt(2 * 0.25 / 400), rel=0.05)
+    low, high = bootstrap_interval(second - first)
+    assert (high - low) / (apart.high - apart.low) == pytest.approx(math.sqrt(0.4), rel=0.05)
+    with pytest.raises(ValueError, match="no problems"):
+        unpaired_difference(second, first[:0])

@@ -11,7 +11,7 @@ TRAINER_VERBS: dict[str, str] = {
 """Verbs of Lightning's command line."""
 VERBS: dict[str, str] = {
     "agent": "Plays one session of a program that speaks OpenAI's API, and prints what a training would record.",
-    "compare": "Fits one configuration under several algorithms: a table, a plot and the curves as CSV.",
+    "compare": "Answers the same held-out problems with two runs or exports: which is better, on what, and how surely.",
     "demo": "Trains a tiny policy before your eyes: one held-out problem, answered again and again.",
     "evaluate": "Answers the problems of a file, in process or through a server, and says how many are right.",
     "export": "Writes a checkpoint's policy as a Hugging Face folder, with its prompt template and rewards.",

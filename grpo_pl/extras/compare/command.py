@@ -1,109 +1,147 @@
-"""``grpo-pl compare``: the same task under several algorithms, as a table, a plot and the figures behind it."""
+"""``grpo-pl compare``: two runs or exports on the same problems, as tables, or as JSON for programs."""
 
 from __future__ import annotations
 
-import importlib.util
-import subprocess
-import sys
-from collections import Counter
+import json as json_module
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from grpo_pl.cli.commands import check_at_least
-from grpo_pl.config.objects import Config, ConfigArguments, settings
-from grpo_pl.config.presets import PRESET
-from grpo_pl.config.shipped import CONFIGS
-from grpo_pl.evaluation.curves import Points, read_curves
-from grpo_pl.extras.compare.comparison import draw_curves, results_table, write_curves
-from grpo_pl.files.runs import RunFolder, claim_run_folder
+from grpo_pl.config.objects import ConfigArguments
+from grpo_pl.evaluation.curves import read_curves
+from grpo_pl.extras.compare import compared
+from grpo_pl.extras.compare.comparison import results_table
+from grpo_pl.extras.compare.paired import Answer, PairedProblems
+
+SHOWN = 6
+"""Flipped problems of a set that the terminal shows."""
+LONGEST = 100
+"""Characters of a text there."""
+MOST_SETTINGS = 12
 
 
 def compare(
-    config: ConfigArguments = "configs/quickstart.yaml",
-    algorithms: str = "grpo,dr_grpo,rloo",
-    steps: int = 40,
+    a: str,
+    b: str,
+    samples: int = 1,
+    problems: int | None = None,
+    config: ConfigArguments = None,
+    temperature: float | None = None,
+    max_completion_length: int | None = None,
     seed: int = 0,
-    overlay: str | None = None,
-    runs_dir: str = "runs",
-    name: str = "compare",
-) -> int:
-    """Fits one configuration under several algorithms, one after the other, with equal seeds and prompts.
+    batch_size: int = 256,
+    device: str = "auto",
+    runs_dir: Path = Path("runs"),
+    trust_rewards: bool = False,
+    json: bool = False,
+) -> None:
+    """Lets two runs or exports answer the same held-out problems with the same keys: which is better, and on what.
 
-    Every fit is a run of its own inside ``runs_dir/name``, which also gets compare.csv and compare.png. A cold start is
-    made once and shared. KL and entropy are means over all completions that are in the loss. A fit that fails is left
-    out, and the exit status is 1.
+    Shows what both, one alone and neither solves, with McNemar's exact test; pass@1 of both and the difference with its
+    95 % interval, paired by problem, beside the one that unpaired problems would give; and the problems that flipped,
+    with both answers. Of two runs it also shows their curves' ends and the settings that differ. Curves of any number
+    of runs: grpo-pl report.
 
     Args:
-        config: the configuration of the task.
-        algorithms: presets with commas between them. A name is looked for as NAME.yaml in the folder `algorithm` beside
-            the configuration, then in the project's own configs/algorithm; anything ending in .yaml is a file.
-        steps: rollouts of each fit; the learning-rate schedule ends there.
-        seed: seed of every fit.
-        overlay: another configuration, read after each preset, so that it wins.
-        runs_dir: folder that holds one folder per comparison.
-        name: name of the comparison's folder.
+        a: a run folder, an export or a checkpoint, or a run's name under runs.
+        b: likewise; differences are b minus a.
+        samples: completions of each problem; a problem is solved if more than half of them are right.
+        problems: most problems of each held-out set; all by default.
+        config: configuration that names the problems (data.source); by default those of the runs.
+        temperature: of the completions of both; by default that of a's training, 0 is greedy.
+        max_completion_length: most tokens of a completion; by default each as in its training.
+        seed: names the samples.
+        batch_size: completions decoded at once.
+        device: cpu, cuda …; auto takes a GPU where there is one.
+        runs_dir: where runs are looked for by name.
+        trust_rewards: let the two name any class as a reward or a source, such as functions and judges: only if you
+            know who wrote them. Without it such a model is refused.
+        json: print the result as JSON.
     """
-    given = settings(config, "model", "data", "trainer", "checkpoint")
-    if not given.files:
-        raise ValueError("--config is missing: give the configuration of the task.")
-    presets = find_presets(algorithms, Path(given.files[0]))
-    last = settings(overlay)
-    if PRESET in Config(last.files, last.trees, given.options):
-        raise ValueError(f"{PRESET} would take the place of every preset of --algorithms: name it there only.")
-    check_at_least(1, steps=steps)
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ImportError("compare draws with matplotlib, which is not installed: pip install 'grpo_pl[plot]'.")
-    folder = claim_run_folder(Path(runs_dir), name).path
-    runs: dict[str, dict[str, Points]] = {}
-    for number, (preset, file) in enumerate(presets.items(), start=1):
-        print(f"[{number}/{len(presets)}] {preset}", flush=True)
-        files = [f"--config={one}" for one in (*given.files, file, *last.files)]
-        if _fit([*files, *given.options], folder, preset, steps=steps, seed=seed):
-            runs[preset] = read_curves(RunFolder(folder / preset).metrics)
-    failed = [preset for preset in presets if preset not in runs]
-    if runs:
-        curves, plot = folder / "compare.csv", folder / "compare.png"
-        write_curves(curves, runs)
-        draw_curves(plot, runs, f"{Path(given.files[0]).stem}, seed {seed}")
-        console = Console()
-        console.print(results_table(runs))
-        console.print(f"curves  {curves}\nplot    {plot}", highlight=False, soft_wrap=True)
-    if failed:
-        print(f"grpo-pl compare: error: {', '.join(failed)} failed; the reason stands above.", file=sys.stderr)
-    return int(bool(failed))
+    found = compared.compare(
+        a,
+        b,
+        samples=samples,
+        problems=problems,
+        config=config,
+        temperature=temperature,
+        max_completion_length=max_completion_length,
+        seed=seed,
+        batch_size=batch_size,
+        device=device,
+        runs_dir=runs_dir,
+        trust_rewards=trust_rewards,
+    )
+    if json:
+        print(json_module.dumps(found.as_json()))
+        return
+    console = Console()
+    for name, each in found.sets.items():
+        show_set(console, found, name, each)
+    runs = {side.run.metrics: side.name for side in (found.a, found.b) if side.run and side.run.metrics.is_file()}
+    if len(runs) == 2:
+        console.print(results_table({name: read_curves(metrics) for metrics, name in runs.items()}))
+    for line in found.settings[:MOST_SETTINGS]:
+        console.print(Text(line), soft_wrap=True)
+    if len(found.settings) > MOST_SETTINGS:
+        console.print(f"… {len(found.settings) - MOST_SETTINGS} more settings differ (--json)", highlight=False)
 
 
-def find_presets(algorithms: str, config: Path) -> dict[str, Path]:
-    """Preset name -> its file, in the order given."""
-    folders = [config.parent / "algorithm", CONFIGS / "algorithm"]
-    given = [name.strip() for name in algorithms.split(",") if name.strip()]
-    if not given:
-        raise ValueError("--algorithms is empty: give presets such as grpo,dr_grpo,rloo.")
-    files = []
-    for name in given:
-        own = [Path(name)] if name.endswith((".yaml", ".yml")) else [folder / f"{name}.yaml" for folder in folders]
-        found = next((file for file in own if file.is_file()), None)
-        if found is None:
-            known = ", ".join(sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})) or "none"
-            raise ValueError(f"no preset {name!r}. There are: {known}; or give the path of a .yaml file.")
-        files.append(found)
-    twice = [stem for stem, count in Counter(file.stem for file in files).items() if count > 1]
-    if twice:
-        raise ValueError(f"--algorithms has {twice[0]!r} twice: each needs a name of its own.")
-    return {file.stem: file for file in files}
-
-
-def _fit(given: Sequence[str], folder: Path, name: str, *, steps: int, seed: int) -> bool:
-    """Runs one fit in a process of its own, so that runs share no state; true if it succeeded."""
-    options = {
-        "seed_everything": seed,
-        "data.steps": steps,
-        "trainer.val_check_interval": steps,  # at both ends only
-        "model.algorithm.skip_zero_advantage": "false",  # else KL and entropy would not be over the same completions
-        "runs_dir": folder,
-        "name": name,
+def show_set(console: Console, found: compared.Comparison, name: str, each: PairedProblems) -> None:
+    """Prints one set of problems: cells, differences with their intervals, and the first that flipped."""
+    a, b = found.a.name, found.b.name
+    cells, (first, second) = each.cells, (values.mean().item() for values in each.values)
+    drawn = f"{found.samples} × temperature {found.temperature:g}, seed {found.seed}"
+    table = Table(title=Text(f"{name}: {len(each.pairs)} problems, {drawn}"), title_justify="left")
+    for heading in ("", "", "95 % interval"):
+        table.add_column(heading, justify="right" if table.columns else "left")
+    rows = {
+        "solved by both": str(cells["both"]),
+        f"solved by {a} only": str(cells["only_a"]),
+        f"solved by {b} only": str(cells["only_b"]),
+        "solved by neither": str(cells["neither"]),
+        "McNemar's exact test": f"p = {each.p_value:.3g}",
+        f"pass@1 of {a}": f"{first:.3f}",
+        f"pass@1 of {b}": f"{second:.3f}",
+        "difference, paired": f"{each.paired.value:+.3f}",
+        "difference, as if unpaired": f"{each.unpaired.value:+.3f}",
+        "paired / unpaired width": "–" if each.width_ratio is None else f"{each.width_ratio:.2f}",
     }
-    command = [sys.executable, "-m", "grpo_pl", "fit", *given, *(f"--{key}={value}" for key, value in options.items())]
-    return subprocess.run(command, check=False).returncode == 0
+    intervals = {"difference, paired": each.paired, "difference, as if unpaired": each.unpaired}
+    for label, value in rows.items():
+        interval = intervals.get(label)
+        ends = "" if interval is None else f"{interval.low:+.3f} … {interval.high:+.3f}"
+        table.add_row(Text(label), value, ends, end_section=label in ("solved by neither", "McNemar's exact test"))
+    console.print(table)
+    if found.samples > 1:
+        console.print("solved: more than half of the judged answers are right", highlight=False)
+    if each.unjudged:
+        console.print(f"{each.unjudged} problems are left out: on one side no answer could be judged.", highlight=False)
+    if each.flipped:
+        gained, lost = cells["only_b"], cells["only_a"]
+        title = f"flipped: {gained} that {b} gained, {lost} that it lost"
+        table = Table(title=Text(title), title_justify="left")
+        for heading in ("problem", "answer", a, b):
+            table.add_column(Text(heading), overflow="fold")
+        half = [pair for pair in each.flipped if pair.solved[1]][: SHOWN // 2]
+        for pair in [*half, *[pair for pair in each.flipped if pair.solved[0]][: SHOWN - len(half)]]:
+            one, two = _shown(pair.a), _shown(pair.b)
+            table.add_row(_cut(pair.problem.question), _cut(pair.problem.answer), one, two)
+        console.print(table)
+    console.print()
+
+
+def _shown(answers: Sequence[Answer]) -> Text:
+    """How many answers are right, where there are several, and the first."""
+    right = sum(each.correct is True for each in answers)
+    counted = f"{right}/{len(answers)} right: " if len(answers) > 1 else ""
+    return Text(f"{'✓' if answers[0].correct else '✗'} {counted}") + _cut(answers[0].text)
+
+
+def _cut(text: str) -> Text:
+    """The end of a text, where answers stand, in one line."""
+    words = " ".join(text.split())
+    return Text(words if len(words) <= LONGEST else f"…{words[1 - LONGEST :]}")

@@ -1,136 +1,209 @@
-"""``grpo-pl compare``: two presets on the tiny task, and what it refuses before anything is trained."""
+"""``grpo-pl compare``: two runs of the tiny task on the same problems with the same keys, and what is refused."""
 
-import csv
-import os
-from collections.abc import Iterator, Sequence
-from functools import partial
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
-from grpo_pl.cli.main import main
-from grpo_pl.extras.compare import command as compare_module
-from grpo_pl.extras.compare.command import compare, find_presets
-from tests.forked import Forked
+from grpo_pl.extras.compare import compare
+from grpo_pl.files.rows import read_lines
+from tests.conftest import CommandLine, Outcome
 
-CONFIGS = Path(__file__).resolve().parents[3] / "configs"
-
-
-def _forked(command: Sequence[str], *, check: bool) -> Any:
-    """In the place of `subprocess.run`, for ``python -m grpo_pl fit …``."""
-    assert command[1:4] == ["-m", "grpo_pl", "fit"]
-    return SimpleNamespace(returncode=Forked(partial(main, command[3:]), env=os.environ, output=None).wait())
-
-
-@pytest.fixture(scope="module", autouse=True)
-def forked_runs() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compare_module, "subprocess", SimpleNamespace(run=_forked))
-        yield
+SAMPLES = 2
 
 
 @pytest.fixture(scope="module")
-def compared(command_line: Any) -> tuple[Any, Path]:
-    config = command_line.config("compared")
-    outcome = command_line("compare", f"--config={config}", "--algorithms=grpo,dr_grpo", "--steps=3", "--seed=2")
-    return outcome, command_line.runs / "compare"
+def folder(command_line: CommandLine) -> Path:
+    """Two runs that differ in their rate."""
+    config = command_line.config()
+    command_line.done("fit", f"--config={config}", "--name=one")
+    command_line.done("fit", f"--config={config}", "--name=two", "--model.optimization.lr=1e-2")
+    return command_line.runs
 
 
-def test_each_preset_is_a_run_of_its_own(compared: tuple[Any, Path]) -> None:
-    outcome, folder = compared
-    assert outcome.status == 0, outcome.err
-    for preset, scale in (("grpo", "group_std"), ("dr_grpo", "none")):
-        assert (folder / preset / "export" / "model.safetensors").is_file()
-        config = (folder / preset / "config.yaml").read_text()
-        assert f"scale: {scale}" in config
-        assert "hidden_size: 32" in config  # the configuration that was given, not the default one
-    for word in ("dr_grpo", "reward", "entropy", str(folder / "compare.csv"), str(folder / "compare.png")):
-        assert word in outcome.out
+@pytest.fixture
+def asked(command_line: CommandLine, folder: Path) -> Callable[..., Outcome]:
+    """``asked(a, b, …)``: the command on two of the runs' folders, or files below them."""
+    return lambda a, b, *more: command_line("compare", folder / a, folder / b, *more)
 
 
-def test_curves_begin_alike_and_part_afterwards(compared: tuple[Any, Path]) -> None:
-    _, folder = compared
-    with (folder / "compare.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["algorithm"] for row in rows] == ["grpo"] * 3 + ["dr_grpo"] * 3
-    grpo, dr_grpo = rows[:3], rows[3:]
-    same = ("rollout", "reward", "length_correct", "length_wrong", "entropy")  # one policy, one seed, no update yet
-    assert [grpo[0][name] for name in same] == [dr_grpo[0][name] for name in same]
-    assert [row["entropy"] for row in grpo[1:]] != [row["entropy"] for row in dr_grpo[1:]]
-    assert all(row["kl"] != "" for row in grpo)
-    assert all(row["kl"] == "" for row in dr_grpo)  # it has no reference
+@pytest.fixture(scope="module")
+def told(command_line: CommandLine, folder: Path) -> dict[str, Any]:
+    outcome = command_line.done("compare", folder / "one", folder / "two", f"--samples={SAMPLES}", "--json")
+    return dict(json.loads(outcome.out))
 
 
-def test_the_plot_is_a_picture(compared: tuple[Any, Path]) -> None:
-    from matplotlib.image import imread
-
-    _, folder = compared
-    pixels = imread(folder / "compare.png")
-    assert pixels.shape[:2] == (840, 1200)
-    assert pixels.std() > 0.02  # not blank
-
-
-@pytest.mark.slow
-def test_an_engine_records_what_each_preset_asks_for(fresh_command_line: Any) -> None:
-    preset = fresh_command_line.folder / "dppo_top.yaml"
-    term = {"class_path": "grpo_pl.objective.terms.top_k_trust_region.TopKTrustRegion", "init_args": {"top_k": 3}}
-    bounds = {"epsilon_low": 0.05, "epsilon_high": 0.05}
-    objective = {"surrogate": "dppo_kl", **bounds, "terms": {"trust_region": term}}
-    preset.write_text(yaml.safe_dump({"model": {"algorithm": objective}}))
-    config = fresh_command_line.config("compared")
-    outcome = fresh_command_line("compare", f"--config={config}", f"--algorithms=dppo,{preset}", "--steps=2")
-    assert outcome.status == 0, outcome.err
-    for name, recorded in (("dppo", False), ("dppo_top", True)):
-        folder = fresh_command_line.runs / "compare" / name
-        assert ("top_k: 3" in (folder / "config.yaml").read_text()) == recorded
-        assert (folder / "export" / "model.safetensors").is_file()
+def _verdicts(file: Path) -> dict[int, list[tuple[str, bool]]]:
+    found: dict[int, list[tuple[str, bool]]] = {}
+    for line in read_lines(file):
+        said = line.row["completion"][-1]["content"], line.row["correct"]
+        found.setdefault(line.row["prompt_id"], []).append(said)
+    return found
 
 
-def test_a_fit_that_fails_is_named_and_the_status_is_1(
-    fresh_command_line: Any, capfd: pytest.CaptureFixture[str]
+def test_every_number_is_that_of_the_completions_that_predict_draws(
+    command_line: CommandLine, folder: Path, told: dict[str, Any], tmp_path: Path
 ) -> None:
-    broken = fresh_command_line.folder / "broken.yaml"
-    broken.write_text("model:\n  algorithm:\n    epsilon_low: -1.0\n")
-    config = fresh_command_line.config()
-    outcome = fresh_command_line("compare", f"--config={config}", f"--algorithms={broken}", "--steps=1")
-    assert outcome.status == 1
-    assert "broken failed; the reason stands above" in outcome.err
-    assert "epsilon" in capfd.readouterr().err
-    assert not (fresh_command_line.runs / "compare" / "compare.csv").exists()
+    drawn = []
+    for name in ("one", "two"):
+        output = tmp_path / f"{name}.jsonl"
+        command_line.done(
+            "predict", f"--model={folder / name}", f"--samples={SAMPLES}", "--prompts=6", f"--output={output}"
+        )
+        drawn.append(_verdicts(output))
+    (found,) = told["sets"].values()
+    assert found["problems"] == len(drawn[0]) == 6
+    right = [{i: sum(correct for _, correct in each) for i, each in side.items()} for side in drawn]
+    assert found["pass@1"]["a"] == pytest.approx(sum(right[0].values()) / 12)
+    assert found["pass@1"]["b"] == pytest.approx(sum(right[1].values()) / 12)
+    only_b = [i for i in drawn[0] if right[0][i] < SAMPLES and right[1][i] == SAMPLES]
+    assert found["only_b"] == len(only_b)
+    for each in found["flipped"]:
+        sides = [[(one["text"], one["correct"]) for one in each[name]] for name in "ab"]
+        assert sides == [side[each["id"]] for side in drawn]
+    assert told["shared_keys"] and told["notes"] == []
+    assert any(line.startswith("model.optimization.lr: 0.003 → 0.01") for line in told["settings"])
 
 
-def test_presets_are_found_beside_the_configuration_first(tmp_path: Path) -> None:
-    (tmp_path / "algorithm").mkdir()
-    own = tmp_path / "algorithm" / "grpo.yaml"
-    own.touch()
-    other = tmp_path / "other.yaml"
-    other.touch()
-    found = find_presets(f"grpo, rloo,{other}", tmp_path / "task.yaml")
-    assert found == {"grpo": own, "rloo": CONFIGS / "algorithm" / "rloo.yaml", "other": other}
+def test_the_same_weights_elsewhere_answer_alike_and_give_their_problems(
+    command_line: CommandLine, folder: Path, tmp_path: Path
+) -> None:
+    moved = tmp_path / "moved"
+    shutil.copytree(folder / "one" / "export", moved)
+    found = compare(folder / "one", moved, samples=3)
+    (each,) = found.sets.values()
+    assert each.cells["only_a"] == each.cells["only_b"] == 0 and len(each.pairs) == 6
+    assert all(pair.a == pair.b for pair in each.pairs)
+    assert found.settings == [] and (found.a.name, found.b.name) == ("one", "moved")
+
+
+def test_the_tables_say_what_the_json_says(command_line: CommandLine, folder: Path, told: dict[str, Any]) -> None:
+    outcome = command_line.done("compare", "one", "two", f"--samples={SAMPLES}", "--problems=200")
+    (found,) = told["sets"].values()
+    for label, name in (("both", "both"), ("one only", "only_a"), ("two only", "only_b"), ("neither", "neither")):
+        (line,) = (line for line in outcome.out.splitlines() if f"solved by {label}" in line)
+        assert line.split()[-3:-1] == [str(found[name]), "│"]
+    for text in (f"p = {found['mcnemar_p']:.3g}", f"{found['pass@1']['difference']:+.3f}", "time, s"):
+        assert text in outcome.out  # the last of the curves' ends
+    assert "model.optimization.lr: 0.003 → 0.01" in outcome.out
+
+
+def test_checkpoints_of_one_run_are_compared_and_the_problems_limited(asked: Callable[..., Outcome]) -> None:
+    first, last = (f"one/checkpoints/rollout-00000{n}.ckpt" for n in (1, 4))
+    outcome = asked(first, last, "--problems=4", "--json")
+    assert outcome.status == 0, outcome.err
+    found = json.loads(outcome.out)
+    assert [found[side]["name"] for side in "ab"] == ["one rollout-000001", "one rollout-000004"]
+    assert found["sets"]["val"]["problems"] == 4 and found["settings"] == []
+
+
+def test_another_tokenizer_is_compared_by_problem_and_the_keys_are_said_to_be_unshared(
+    command_line: CommandLine, asked: Callable[..., Outcome]
+) -> None:
+    config = command_line.config("others", model__policy__characters="0123456789+-=/\\{}abcdefghijklmnopqrstuvwxyz\n ")
+    command_line.done("fit", f"--config={config}", "--name=others", "--data.steps=1")
+    outcome = asked("one", "others", "--json")
+    assert outcome.status == 0, outcome.err
+    found = json.loads(outcome.out)
+    assert not found["shared_keys"] and found["sets"]["val"]["problems"] == 6
+    assert "keys unshared" in outcome.err and any("keys unshared" in note for note in found["notes"])
+
+
+def test_some_common_problems_are_enough_and_it_is_told(
+    command_line: CommandLine, folder: Path, asked: Callable[..., Outcome]
+) -> None:
+    shutil.copytree(folder / "two", folder / "fewer")
+    config = yaml.safe_load((folder / "fewer" / "config.yaml").read_text())
+    config["data"]["val_prompts"] = 4
+    (folder / "fewer" / "config.yaml").write_text(yaml.safe_dump(config))
+    outcome = asked("one", "fewer", "--json")
+    assert outcome.status == 0, outcome.err
+    assert "4 of 6 held-out problems are those of both" in outcome.err
+
+
+def _other_problems(run: Path) -> None:
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["data"]["source"]["init_args"]["digits"] = 2
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+
+
+def _of_version(version: str | None) -> Callable[[Path], None]:
+    def change(run: Path) -> None:
+        manifest = json.loads((run / "export" / "grpo_pl.json").read_text())
+        (run / "export" / "grpo_pl.json").write_text(json.dumps({**manifest, "grpo_pl_version": version}))
+
+    return change
+
+
+def _without_correctness(run: Path) -> None:
+    file = run / "export" / "grpo_pl.json"
+    file.write_text(file.read_text().replace('"correctness": true', '"correctness": false'))
+
+
+def _foreign_source(run: Path) -> None:
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["data"]["source"] = {"class_path": "user_parts.Own", "init_args": {}}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+
+
+def _alone(run: Path) -> None:
+    for path in [*run.iterdir()]:
+        if path.name != "export":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("change", "a", "b", "complaint"),
     [
-        ({"algorithms": "grpo,drgrpo"}, r"no preset 'drgrpo'. There are: chord, cispo, clip_cov, dapo"),
-        ({"algorithms": "grpo,grpo"}, "'grpo' twice"),
-        ({"algorithms": " ,"}, "empty"),
-        ({"algorithms": "missing.yaml"}, r"no preset 'missing.yaml'"),
-        (
-            {"config": [str(CONFIGS / "quickstart.yaml"), "--model.algorithm.preset=dapo"]},
-            "model.algorithm.preset would take the place of every preset of --algorithms: name it there only",
-        ),
-        ({"overlay": str(CONFIGS / "algorithm" / "dapo.yaml")}, "would take the place of every preset"),
-        ({"steps": 0}, "--steps must be at least 1, got 0"),
-        ({"overlay": "missing.yaml"}, "no such file: missing.yaml"),
-        ({"config": "missing.yaml"}, "no such file: missing.yaml"),
+        (None, "mine", "nowhere", "there is no run or export"),
+        (None, "mine", "mine/export", "the same weights"),
+        (None, "mine", "mine/checkpoints", "holds neither grpo_pl.json nor a run"),
+        (_alone, "mine/export", "mine/export/../export2", "neither mine nor export2 lies in the folder of a run"),
+        (_other_problems, "mine", "two", "different held-out problems"),
+        (_of_version("0.1.0"), "mine", "two", "made by grpo_pl 0.1.0, and this is"),
+        (_of_version(None), "two", "mine", "made by grpo_pl of an unknown version"),
+        (_without_correctness, "mine", "two", "needs a reward with `correctness: true`"),
+        (_foreign_source, "mine", "two", "--trust-rewards"),
     ],
+    ids=["missing", "twice", "no run", "no problems", "other problems", "old", "no version", "no correctness", "trust"],
 )
-def test_mistakes_are_refused_before_the_first_fit(tmp_path: Path, arguments: dict[str, Any], complaint: str) -> None:
-    given: dict[str, Any] = {"config": str(CONFIGS / "quickstart.yaml"), "runs_dir": str(tmp_path), **arguments}
-    with pytest.raises(ValueError, match=complaint):
-        compare(**given)
-    assert not any(tmp_path.iterdir())
+def test_a_mistake_is_one_line_and_exit_status_2(
+    command_line: CommandLine,
+    folder: Path,
+    tmp_path: Path,
+    change: Callable[[Path], None] | None,
+    a: str,
+    b: str,
+    complaint: str,
+) -> None:
+    shutil.copytree(folder / "two", tmp_path / "two")
+    shutil.copytree(folder / "one", tmp_path / "mine", symlinks=True)
+    shutil.copytree(folder / "two" / "export", tmp_path / "mine" / "export2")
+    if change is not None:
+        change(tmp_path / "mine")
+        shutil.copytree(folder / "two" / "export", tmp_path / "mine" / "export2", dirs_exist_ok=True)
+    outcome = command_line("compare", tmp_path / a, tmp_path / b)
+    assert outcome.status == 2 and outcome.out == ""
+    (line,) = outcome.err.splitlines()
+    assert line.startswith("grpo-pl compare: error: ") and complaint in line
+
+
+@pytest.mark.parametrize("option", ["--samples=0", "--problems=0", "--batch-size=0", "--temperature=-1"])
+def test_numbers_without_sense_are_refused(asked: Callable[..., Outcome], option: str) -> None:
+    outcome = asked("one", "two", option)
+    assert outcome.status == 2 and option.partition("=")[0].replace("-size", "_size") in outcome.err
+
+
+def test_problems_may_be_named_by_a_configuration(
+    command_line: CommandLine, asked: Callable[..., Outcome], folder: Path, tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        shutil.copytree(folder / name / "export", tmp_path / name)
+    config = command_line.config("named", data__val_prompts=3)
+    outcome = command_line("compare", tmp_path / "one", tmp_path / "two", f"--config={config}", "--json")
+    assert outcome.status == 0, outcome.err
+    assert json.loads(outcome.out)["sets"]["val"]["problems"] == 3

@@ -1,6 +1,5 @@
 """Curves out of ``metrics.csv``, by hand."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from grpo_pl.evaluation.curves import Points, read_curves
-from grpo_pl.extras.compare.comparison import moving_average, results_table, write_curves
+from grpo_pl.extras.compare.comparison import results_table
 
 METRICS = """step,reward,completions/mean_length_correct,completions/mean_length_wrong,entropy,step_time,val/pass@1
 0,,,,,,0.25
@@ -44,15 +43,6 @@ def _rows(table: str) -> dict[str, list[str]]:
     return {line.split()[0]: line.split()[1:] for line in table.splitlines()[1:]}
 
 
-def test_the_csv_has_a_row_per_run_and_rollout(run: Any, tmp_path: Path) -> None:
-    write_curves(tmp_path / "curves.csv", {"a": run(), "b": run()})
-    with (tmp_path / "curves.csv").open(newline="") as file:
-        rows = list(csv.reader(file))
-    assert rows[0] == ["algorithm", "rollout", "reward", "length_correct", "length_wrong", "kl", "entropy"]
-    assert rows[1:3] == [["a", "1", "0.5", "10.0", "20.0", "", "1.5"], ["a", "2", "0.75", "", "22.0", "", "1.25"]]
-    assert [row[0] for row in rows[3:]] == ["b", "b"]
-
-
 def test_the_table_says_before_after_and_where_curves_ended(run: Any) -> None:
     expected = ["0.250", "→", "0.500", "0.750", "10.0", "22.0", "–", "1.250", "3.00"]
     assert _rows(_table(a=run()))["a"] == expected
@@ -60,7 +50,7 @@ def test_the_table_says_before_after_and_where_curves_ended(run: Any) -> None:
 
 def test_the_table_says_what_a_teacher_takes(run: Any) -> None:
     rows = _rows(_table(a=run(), b=run(_with_column("time/teacher", "", "0.5", "0.25", ""))))
-    assert rows["algorithm"][-2:] == ["teacher,", "s"]
+    assert rows["run"][-2:] == ["teacher,", "s"]
     assert (rows["a"][-1], rows["b"][-1]) == ("0.00", "0.38")
 
 
@@ -77,9 +67,3 @@ def test_one_run_without_correctness_hides_the_pass_at_1_of_no_other(run: Any) -
     assert "held-out pass@1, then" in both
     assert _rows(both)["a"][:3] == ["0.250", "→", "0.500"] and _rows(both)["b"][0] == "–"
     assert "held-out reward where no reward says what is right: b: 1.250 → 0.500" in both
-
-
-def test_moving_averages_are_centred_and_shrink_at_the_ends() -> None:
-    assert moving_average([1.0, 2.0, 6.0, 4.0, 7.0], 1) == pytest.approx([1.0, 3.0, 4.0, 17 / 3, 7.0])
-    assert moving_average([1.0, 2.0, 6.0, 4.0, 7.0], 9) == pytest.approx([1.0, 3.0, 4.0, 17 / 3, 7.0])
-    assert moving_average([3.0, 5.0], 0) == [3.0, 5.0]
