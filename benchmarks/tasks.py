@@ -1,4 +1,4 @@
-"""Twelve tasks as `grpo-pl new` writes them, no field set by hand: held-out answers before and after GRPO.
+"""Tasks as `grpo-pl new --policy scratch` writes them, no field set by hand: held-out answers before and after GRPO.
 
 Each run is a new folder, `grpo-pl new` and `grpo-pl fit` with an empty cache, so that the time includes the cold start.
 A finished run enters the record at once; a run that is there is not made again, unless it failed.
@@ -25,12 +25,7 @@ import yaml
 from common import parser_of, read_runs, surroundings, write
 from runs import GRPO_PL, cpu_seconds, metric_rows, numbers, seeds_of
 
-GYM = (
-    "gcd", "lcm", "simple_equations", "chain_sum", "base_conversion", "caesar_cipher", "count_bits", "letter_counting",
-    "leg_counting",
-)  # fmt: skip
 TASKS = {
-    **{f"reasoning_gym:{task}": None for task in GYM},
     "csv:currency": 1000,
     "csv:second_largest": 2000,
     "gymnasium:CartPole-v1": None,
@@ -88,8 +83,9 @@ def run(task: str, seed: int, folder: Path, rows: int | None, minutes: float) ->
     """One task with one seed, from nothing."""
     environment = {**os.environ, "GRPO_PL_CACHE": str(folder / "cache")}
     before, asked = cpu_seconds(), time.perf_counter()
+    about_task = [f"--from={origin(task, rows, folder)}", "--policy=scratch", f"--minutes={minutes:g}"]
     made = subprocess.run(
-        [*GRPO_PL, "new", "learned", f"--from={origin(task, rows, folder)}", f"--minutes={minutes:g}"],
+        [*GRPO_PL, "new", "learned", *about_task],
         check=True,
         cwd=folder,
         env=environment,
@@ -113,7 +109,6 @@ def run(task: str, seed: int, folder: Path, rows: int | None, minutes: float) ->
         "minutes": minutes,
         "said_by_new": made.stdout.strip().splitlines(),
         "seconds_of_new": round(start - asked, 1),
-        "settings": _settings(folder / "learned" / "config.yaml"),
         "seconds": round(seconds, 1),
         "cpu_seconds": round(cpu_seconds() - before, 1),
         "threads": int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)),
@@ -123,12 +118,6 @@ def run(task: str, seed: int, folder: Path, rows: int | None, minutes: float) ->
         return {**about, "error": " ".join((folder / "log").read_text().strip().splitlines()[-1:])[:200]}
     said = [line for line in (folder / "log").read_text().splitlines() if MARKED.match(line)]
     return {**about, **_figures(folder / "runs" / "learned"), "said": said}
-
-
-def _settings(config: Path) -> dict[str, Any]:
-    source = yaml.safe_load(config.read_text())["data"]["source"]
-    settings: dict[str, Any] = source.get("init_args", {}).get("settings", {})
-    return settings
 
 
 MARKED = re.compile(r"After \d+ of \d+ rollouts|D\d\d ")
@@ -167,11 +156,10 @@ def learned(row: dict[str, Any]) -> bool:
 def table(rows: list[dict[str, Any]]) -> str:
     """The runs as Markdown, in the order of ``TASKS``."""
     places = {task: place for place, task in enumerate(TASKS)}
-    columns = ["task", "settings", "width", "cold start", "rollouts", "seed", "held-out pass@1", "learned"]
+    columns = ["task", "rows", "width", "cold start", "rollouts", "seed", "held-out pass@1", "learned"]
     lines = [f"| {' | '.join([*columns, 'minutes', 'CPU s'])} |", "|" + "---|" * (len(columns) + 2)]
     for row in sorted(rows, key=lambda row: (places.get(row["task"], 99), row.get("rows", 0), row["seed"])):
-        settings = ", ".join(f"`{name}: {value}`" for name, value in row["settings"].items())
-        settings = f"{row['rows']:,} rows" if "rows" in row else settings or "its own"
+        rows_of = f"{row['rows']:,}" if "rows" in row else "–"
         time_spent = [f"{row['minutes']:g}", f"{row['cpu_seconds']:.0f}"]
         name = f"`{row['task'].partition(':')[2]}`"
         shape, found = ["", "", ""], row.get("error", "")
@@ -179,7 +167,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             shape = [str(row["width"]), str(row["cold_start_steps"]), f"{row['rollouts']} × {row['prompts']}"]
             found = f"{row['pass@1_before']:.3f} → {row['pass@1_after']:.3f}"
         end = "yes" if learned(row) else "no"
-        lines.append(f"| {' | '.join([name, settings, *shape, str(row['seed']), found, end, *time_spent])} |")
+        lines.append(f"| {' | '.join([name, rows_of, *shape, str(row['seed']), found, end, *time_spent])} |")
     return "\n".join([*lines, f"{sum(map(learned, rows))} of {len(rows)} runs learned."])
 
 

@@ -76,8 +76,7 @@ def peak_rate(parameters: int, kind: Kind) -> float:
     - adapters: ten times that of all weights (Schulman et al. 2025, "LoRA Without Regret").
 
     The quickstart learns at 6·10⁻⁴. Where fewer answers are right that unlearns a task (simple_equations of
-    reasoning-gym with one in five right, n = 6.2·10⁵), and 2·10⁻⁴ does not. docs/tuning.md has the runs, and
-    ``benchmarks/defaults.py`` sweeps around the rates.
+    reasoning-gym with one in five right, n = 6.2·10⁵), and 2·10⁻⁴ does not.
     """
     scratch = min(4e-4, 4e-4 * (6e5 / parameters) ** 0.25)
     if kind == "from scratch":

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from grpo_pl.config.earlier import without_removed_fields
+from grpo_pl.config.objects import build
+from grpo_pl.data.sources import PromptSource
 
 FSDP2 = "grpo_pl.distributed.strategy.FSDP2Strategy"
 
@@ -17,6 +19,32 @@ def test_removed_fields_without_effect_are_left_out_wherever_the_tree_begins() -
     assert without_removed_fields(tree) == {"model": {"seed": 3}, "trainer": {"strategy": left, "devices": 2}}
     assert without_removed_fields(tree["model"], "model") == {"seed": 3}
     assert without_removed_fields({"tensor_parallel_size": 1}, "trainer.strategy") == {}
+
+
+GYM = "grpo_pl.data.tasks.reasoning_gym.ReasoningGymPrompts"
+
+
+def test_a_field_that_does_nothing_now_is_left_out_with_one_line_at_any_depth(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    part = {"class_path": GYM, "init_args": {"task": "chain_sum", "worked_share": 0.25}}
+    mixture = {"class_path": "grpo_pl.data.mixture.MixturePrompts", "init_args": {"parts": {"sums": part}}}
+    left = without_removed_fields({"data": {"source": mixture}})
+    sums = left["data"]["source"]["init_args"]["parts"]["sums"]
+    assert sums == {"class_path": GYM, "init_args": {"task": "chain_sum"}}
+    without_removed_fields({"data": {"source": mixture}})
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("data.source.parts.sums.worked_share ")
+    other = {"class_path": "mine.Prompts", "init_args": {"worked_share": 0.25}}
+    assert without_removed_fields({"data": {"source": other}}) == {"data": {"source": other}}
+
+
+def test_a_source_of_version_0_3_is_built(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("reasoning_gym")
+    source = {"class_path": GYM, "init_args": {"task": "chain_sum", "worked_share": 0.5}}
+    built = build(PromptSource, source, "data.source")  # type: ignore[type-abstract]
+    assert vars(built)["task"] == "chain_sum" and "worked_share" not in vars(built)
+    assert "data.source.worked_share" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

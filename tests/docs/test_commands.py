@@ -113,10 +113,10 @@ RUN_BY = {
     r"grpo-pl score .*": "tests/cli/commands/test_score.py::test_a_disagreement_fails_and_is_shown",
     r"grpo-pl evaluate .*": "tests/serve/test_evaluation.py::"
     "test_the_command_draws_the_same_in_process_and_through_a_server",
-    r"grpo-pl new .*|grpo-pl fit --config clock/.*": NEW + "test_a_new_task_is_trained_as_it_stands",
+    r"grpo-pl new .*|grpo-pl fit --config (second|sums)/.*": NEW + "test_a_new_task_is_trained_as_it_stands",
     r"pytest -s tests/distributed/test_cold_start\.py .*": "tests/distributed/test_cold_start.py::"
     "test_two_processes_make_the_start_of_one",
-    r"pytest clock": NEW + "test_the_tests_that_are_written_pass_together_from_another_folder",
+    r"pytest (second|sums)": NEW + "test_the_tests_that_are_written_pass_together_from_another_folder",
     # the server
     r"grpo-pl serve --model runs/(quickstart|sums)/export|python -m serve": "tests/serve/conftest.py::server",
     r"grpo-pl serve --follow .*": FOLLOW + "test_a_run_is_followed_and_the_reason_is_shown_by_ready",

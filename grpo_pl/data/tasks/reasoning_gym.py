@@ -9,8 +9,6 @@ from typing import Any, ClassVar, Literal
 
 from grpo_pl.data.cells import normal_question
 from grpo_pl.data.tasks.generated import HELD_OUT_SHARE, GeneratedPrompts
-from grpo_pl.data.tasks.worked import worked
-from grpo_pl.functional.argument_checks import check_within
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.rewards.sandbox.gym_entry import GymProblem, check_task, pack, unpack
 from grpo_pl.types import Problem
@@ -30,22 +28,15 @@ class ReasoningGymPrompts(GeneratedPrompts):
     """Name of the task: ``chain_sum``, ``countdown``, ``gsm_symbolic`` …"""
     settings: dict[str, Any] = field(default_factory=dict)
     """The task's own settings, such as ``{min_terms: 2, max_terms: 3}``."""
-    worked_share: float = 0.5
-    """Share of demonstrations with the work written out, where there is any to show (``grpo_pl.data.tasks.worked``);
-    the others give the answer straight away."""
 
     MORE: ClassVar[str] = "widen data.source.settings ({settings}) of {task!r} or ask for fewer."
 
     def __post_init__(self) -> None:
-        check_within("[0, 1]", "data.source", worked_share=self.worked_share)
         self._entries(0, 1)
 
     def demonstration(self, prompt: Problem, rng: random.Random) -> str | None:
-        entry = unpack(prompt.columns[COLUMN]).entry
-        if entry["answer"] is None:
-            return None
-        work = worked(self.task, entry["metadata"]) if rng.random() < self.worked_share else ""
-        return f"<think>{work}</think><answer>\\boxed{{{entry['answer']}}}</answer>"
+        answer = unpack(prompt.columns[COLUMN]).entry["answer"]
+        return None if answer is None else f"<think></think><answer>\\boxed{{{answer}}}</answer>"
 
     def candidates(self, split: Literal["train", "val"], *place: int, count: int) -> Iterator[Problem]:
         part = "/".join(map(str, place))

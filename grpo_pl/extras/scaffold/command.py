@@ -8,12 +8,12 @@ from pathlib import Path
 
 def new(
     name: str,
-    from_: str | None = None,
+    from_: str = "reward",
     question: str | None = None,
     answer: str | None = None,
     policy: str | None = None,
     lora: bool | None = None,
-    minutes: float = 6.0,
+    minutes: float | None = None,
 ) -> None:
     """Writes a folder with a task of your own: its source of problems, reward, configuration and tests.
 
@@ -21,28 +21,36 @@ def new(
 
     Args:
         name: the folder to write; its last part is the name of the task.
-        from_: what to make the task of: csv:FILE, jsonl:FILE, reasoning_gym:TASK or gymnasium:ID; an example of its own
-            by default.
+        from_: what to make the task of: the rows of a file (csv:FILE or jsonl:FILE), a reward function (reward: an
+            example to change) or an environment (gymnasium:ID).
         question: column of a file that holds the questions; by default one with a usual name.
         answer: column of a file that holds the gold answers; likewise.
-        policy: a pretrained model for config.yaml, by hub name, folder or GGUF file; by default a small one from
-            nothing.
+        policy: a pretrained model, by hub name, folder or GGUF file; or scratch, a tiny policy that knows nothing yet.
+            By default what the command advises: SmolLM2-135M-Instruct, for an environment without a GPU scratch.
         lora: train adapters of the pretrained model, or all of its weights (false); by default adapters from a billion
             parameters on.
-        minutes: the run of a small policy from nothing takes about so long on this machine; its speed is measured for
+        minutes: the run of a tiny policy takes about so long on this machine (by default 6); its speed is measured for
             some seconds.
     """
-    from grpo_pl.extras.scaffold.kinds import draft
+    from grpo_pl.extras.scaffold.advice import SCRATCH, advised_policy
+    from grpo_pl.extras.scaffold.kinds import draft, kind_of
     from grpo_pl.extras.scaffold.writing import check_folder, write_task
     from grpo_pl.policy.quiet import quiet_libraries
 
-    if not (math.isfinite(minutes) and minutes > 0):
+    kind, rest = kind_of(from_)
+    advised, why = advised_policy(kind)
+    chosen = policy or advised
+    if minutes is not None and not (math.isfinite(minutes) and minutes > 0):
         raise ValueError(f"--minutes must be a number above 0, got {minutes:g}.")
-    if lora is not None and policy is None:
+    if lora is not None and chosen == SCRATCH:
         raise ValueError("--lora is about a pretrained model: name it by --policy.")
+    if minutes is not None and chosen != SCRATCH:
+        raise ValueError("--minutes is about a tiny policy (--policy scratch); of another, set data.steps.")
     quiet_libraries()
     folder = Path(name)
     check_folder(folder)
-    drafted = draft(from_, question, answer, small_policy=policy is None)
-    write_task(drafted, folder, policy, lora=lora, minutes=minutes)
+    print(why)
+    drafted = draft(kind, rest, question, answer, small_policy=chosen == SCRATCH)
+    print(f"policy: {'a tiny one from scratch' if chosen == SCRATCH else chosen}")
+    write_task(drafted, folder, None if chosen == SCRATCH else chosen, lora=lora, minutes=minutes or 6.0)
     print(f"{folder} is written. Next:\n  pytest {folder}\n  grpo-pl fit --config {folder / 'config.yaml'}")

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import quantiles
-from typing import Any
+from typing import Any, Literal
 
 from grpo_pl.data.cells import is_text
 from grpo_pl.data.tables import load_table
 from grpo_pl.extras.agents.gymnasium_ids import numbers_of
-from grpo_pl.extras.scaffold.easier import easier_settings, is_learnable
 from grpo_pl.files.tables import FORMATS
-from grpo_pl.rewards.sandbox.gym_entry import check_task
 
+Kind = Literal["rows", "reward", "environment"]
+"""What a task is made of, and the folder of its templates."""
 COPIED = 50 * 2**20
 """Bytes of the largest data file that is copied into the folder; a larger one is read where it is."""
 QUESTIONS = ("question", "problem", "prompt", "query", "input", "instruction", "q", "text")
@@ -45,14 +45,11 @@ TENTHS = 10
 class Draft:
     """A task before its source was looked at."""
 
-    kind: str
-    """Folder of its templates."""
+    kind: Kind
     title: str
     """The task in a sentence."""
     values: Mapping[str, object] = field(default_factory=dict)
     """Values that fill ``task.py``."""
-    settings: Mapping[str, object] = field(default_factory=dict)
-    """Of the source, where they are not its own defaults: they stand in ``config.yaml``."""
     copied: Path | None = None
     """Data file that goes into the folder, and the name it has there."""
     file_name: str = ""
@@ -63,27 +60,44 @@ class Draft:
     episode (``context``); nothing where problems are asked and answered."""
 
 
-def draft(
-    origin: str | None, question: str | None = None, answer: str | None = None, *, small_policy: bool = True
-) -> Draft:
-    """The draft that ``--from`` names, for a small policy from nothing or for a pretrained one."""
-    kind, colon, rest = (origin or "").partition(":")
-    if not colon and (Path(kind).suffix in FORMATS or Path(kind).is_file()):
-        return _table(Path(kind), "", question, answer, small_policy=small_policy)
-    if colon and kind in ("csv", "jsonl"):
-        return _table(Path(rest).expanduser(), kind, question, answer, small_policy=small_policy)
-    if question is not None or answer is not None:
-        given = "--from is missing" if origin is None else f"--from is {origin}"
-        raise ValueError(f"--question and --answer name columns of a file, and {given}: give csv:FILE or jsonl:FILE.")
-    if origin is None:
-        title = "The time on a clock some minutes later: an example to change into your own task."
-        return Draft(kind="example", title=title)
-    if rest and kind in MADE:
-        return MADE[kind](rest)
-    known = "csv:FILE, jsonl:FILE, reasoning_gym:TASK or gymnasium:ID"
-    if kind in ("csv", "jsonl", *MADE):
-        raise ValueError(f"--from {origin} does not say which: give {known}.")
+def kind_of(origin: str) -> tuple[Kind, str]:
+    """The kind of the task that ``--from`` asks for, and what it names."""
+    known = "csv:FILE, jsonl:FILE, reward or gymnasium:ID"
+    scheme, colon, rest = origin.partition(":")
+    if not colon and (Path(origin).suffix in FORMATS or Path(origin).is_file()):
+        return "rows", origin
+    if scheme == "reasoning_gym":
+        raise ValueError(
+            f"--from {origin} is gone: set data.source to grpo_pl.data.tasks.reasoning_gym.ReasoningGymPrompts, as "
+            "configs/reasoning_gym.yaml does."
+        )
+    if origin == "reward":
+        return "reward", ""
+    if scheme in ("csv", "jsonl", "gymnasium"):
+        if not rest:
+            raise ValueError(f"--from {origin} does not say which: give {known}.")
+        return ("environment", rest) if scheme == "gymnasium" else ("rows", origin)
     raise ValueError(f"--from must be {known}, got {origin!r}.")
+
+
+def draft(
+    kind: Kind, named: str, question: str | None = None, answer: str | None = None, *, small_policy: bool = True
+) -> Draft:
+    """The draft of a kind, for a tiny policy from scratch or for a pretrained one.
+
+    Args:
+        named: what `kind_of` found: the file with or without ``csv:`` or ``jsonl:``, or the id of the environment.
+    """
+    if kind == "rows":
+        scheme, colon, rest = named.partition(":")
+        file = Path(rest).expanduser() if colon else Path(named)
+        return _table(file, scheme if colon else "", question, answer, small_policy=small_policy)
+    if question is not None or answer is not None:
+        raise ValueError("--question and --answer name columns of a file: give it as --from csv:FILE or jsonl:FILE.")
+    if kind == "environment":
+        return _gymnasium(named)
+    title = "The second largest of some numbers: an example to change into your own problems and reward function."
+    return Draft(kind="reward", title=title)
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -119,7 +133,7 @@ def _table(file: Path, kind: str, question: str | None, answer: str | None, *, s
     name = f"problems{file.suffix}"
     path = f'str(Path(__file__).with_name("{name}"))' if small else repr(str(file.resolve()))
     return Draft(
-        kind="table",
+        kind="rows",
         title=f"The problems of {file.name}.",
         values={
             "file_shown": name if small else str(file.resolve()),
@@ -193,31 +207,6 @@ def _literal(text: str | None) -> str:
     return "None" if text is None else json.dumps(text, ensure_ascii=False)
 
 
-# --- reasoning-gym --------------------------------------------------------------------------------------------------
-
-
-def _reasoning_gym(task: str) -> Draft:
-    check_task(task, {})
-    settings = easier_settings(task)
-    if settings:
-        told = ", ".join(f"{name} {value}" for name, value in settings.items())
-        note = f"easier than {task}'s own ranges: {told}; raise them in config.yaml."
-    elif is_learnable(task, {}):
-        note = f"{task} keeps its own ranges: the steps of its solutions recur often enough to be learned."
-    else:
-        note = (
-            f"{task} has no range that can be made easier, so it may be too hard for a policy from nothing: if the "
-            "first validation of a run is near 0, take a pretrained one (--policy)."
-        )
-    return Draft(
-        kind="reasoning_gym",
-        title=f"reasoning-gym's {task}.",
-        values={"task": task},
-        settings=settings,
-        notes=[note],
-    )
-
-
 # --- Gymnasium ------------------------------------------------------------------------------------------------------
 
 
@@ -249,11 +238,12 @@ def _gymnasium(name: str) -> Draft:
     first, count = int(env.action_space.start), int(env.action_space.n)
     action = max(len(str(first)), len(str(first + count - 1))) + 1
     return Draft(
-        kind="gymnasium",
+        kind="environment",
         title=f"Gymnasium's {name}, action by action.",
         values={
             "id": name,
             "turns": turns,
+            "actions": f"{first} to {first + count - 1}",
             "threshold": repr(max(returns)),
             "episodes": EPISODES,
             "edges": "".join(f"    {tuple(each)!r},\n" for each in edges),
@@ -313,7 +303,3 @@ def _width(observations: Sequence[Sequence[float]], edges: Sequence[Sequence[flo
         sum(1 if edge else len(str(number)) for edge, number in zip(edges, numbers, strict=True))
         for numbers in observations
     )
-
-
-MADE = {"reasoning_gym": _reasoning_gym, "gymnasium": _gymnasium}
-"""Kind of what is made without a file -> its draft."""

@@ -22,12 +22,13 @@ from grpo_pl.data.demonstrations import Demonstration
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.extras.scaffold.budget import Plan, measure_speed, plan
 from grpo_pl.extras.scaffold.kinds import Draft
-from grpo_pl.extras.scaffold.pretrained import pretrained_config
+from grpo_pl.extras.scaffold.pretrained import asked_config, played_config
 from grpo_pl.extras.scaffold.small_policy import measure_texts, shape_for
 from grpo_pl.files.writing import staged_folder
 from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.processes.modules import load_module
 from grpo_pl.rewards.base import Reward
+from grpo_pl.rewards.function import FunctionReward
 from grpo_pl.training.defaults import SCRATCH_BATCH
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -36,7 +37,7 @@ CHECKED = 16
 FEWEST_ROWS = 8
 """Of a file, for a cold start and for rollouts each."""
 FEW_ROWS = 1000
-"""Training rows below which a rule is seldom learned from nothing: docs/tuning.md has what files gave."""
+"""Training rows below which a rule is seldom learned from scratch: docs/tuning.md has what files gave."""
 DEMONSTRATED = 0.5
 """Share of the training problems that the cold start shows."""
 PLAYED_HELD_OUT = 50
@@ -64,14 +65,13 @@ def write_task(drafted: Draft, folder: Path, policy: str | None, *, lora: bool |
     """Writes the folder, all of it or nothing, and prints what it looked at.
 
     Args:
-        policy: a pretrained one; None is a small one from nothing.
+        policy: a pretrained one; None is a tiny one from scratch.
         lora: train adapters of it; None goes by its size.
         minutes: the run is made to take about so long on this machine, unless the policy is pretrained.
     """
     name = folder.name
-    if policy is not None and drafted.played:
-        raise ValueError(f"--policy: a task of kind {drafted.kind!r} is played by a small policy from nothing.")
-    shown: dict[str, object] = {"name": name, "folder": folder.as_posix(), "title": drafted.title, **drafted.values}
+    shown: dict[str, object] = {"name": name, "folder": folder.as_posix(), "title": drafted.title}
+    shown |= {"reward": _reward(drafted, name), **drafted.values}
     for note in drafted.notes:
         print(note)
     with staged_folder(folder, replace=False) as staging:
@@ -83,10 +83,14 @@ def write_task(drafted: Draft, folder: Path, policy: str | None, *, lora: bool |
         if policy is None:
             _small_policy(drafted, task, staging, shown, minutes)
         else:
-            source, found = _source(drafted, task)
-            config = pretrained_config(policy, source, name, lora=lora)
-            config |= {"init_args": _init_args(_settings(drafted)), "held_out": _of_held_out(found)[1]}
+            if drafted.played:
+                config = {**played_config(policy, drafted, lora=lora), "held_out": PLAYED_HELD_OUT}
+            else:
+                source, found = _source(drafted, task)
+                _shares(source)
+                config = {**asked_config(policy, source, drafted, lora=lora), "held_out": _of_held_out(found)[1]}
             _fill(drafted.kind, "config_pretrained.yaml", staging, {**shown, **config}, name="config.yaml")
+        shown["unanswered"] = "0" if drafted.kind == "reward" else '"no_answer"'
         _fill(drafted.kind, "test_task.py", staging, shown, name=f"test_{name}.py")  # pytest wants different names
         _fill(drafted.kind, "README.md", staging, {**shown, **_data_section(drafted)})
 
@@ -98,16 +102,15 @@ def _fill(kind: str, file: str, folder: Path, values: dict[str, object], *, name
     (folder / (name or file)).write_text(template.substitute(values), encoding="utf-8")
 
 
-def _source(drafted: Draft, task: ModuleType, **others: object) -> tuple[PromptSource, int]:
+def _source(drafted: Draft, task: ModuleType) -> tuple[PromptSource, int]:
     """The source that task.py makes, and how many problems it holds out; prints what it leaves out."""
-    settings = {"settings": dict(drafted.settings)} if drafted.settings else {}
-    source: PromptSource = task.Problems(**settings, **others)
+    source: PromptSource = task.Problems(demonstrated_share=DEMONSTRATED)
     found = len(source.validation())
     for line in getattr(source, "notes", ()):  # of reading it for the validation
         print(line)
     if not found:
         raise ValueError("no problem is held out: give more rows with different questions.")
-    with closing(task.Right(correctness=True)) as reward:
+    with closing(_reward_of(drafted, task)) as reward:
         _check_demonstrations(source, reward)
     return source, found
 
@@ -118,28 +121,21 @@ def _of_held_out(found: int) -> tuple[int, str]:
 
 
 def _small_policy(drafted: Draft, task: ModuleType, folder: Path, shown: Mapping[str, object], minutes: float) -> None:
-    """Writes the configuration of a policy from nothing, first without its budget to measure the speed of what it
+    """Writes the configuration of a policy from scratch, first without its budget to measure the speed of what it
     makes."""
-    demonstrated = asked = None
+    demonstrated: int | None = None
+    asked: int | None = None
     given: dict[str, object]
     if played := drafted.played:
         held_out, samples, given = PLAYED_HELD_OUT, 2 + 1, {**played, "held_out": PLAYED_HELD_OUT}
         written, shape = played["turns"] * played["completion"], shape_for(played["context"])
         demonstrations: Sequence[Demonstration] = [Demonstration("0", "0" * (played["context"] - 8))]
     else:
-        source, found = _source(drafted, task, demonstrated_share=DEMONSTRATED)
+        source, found = _source(drafted, task)
         held_out, val_prompts = _of_held_out(found)
         texts = measure_texts(source)
         print(f"prompts of up to {texts.prompt} tokens, completions of up to {texts.completion}.")
-        rows = source.problems("train")
-        if rows is not None:
-            demonstrated = source.demonstrated()
-            asked = len(rows) - (demonstrated or 0)
-            if min(demonstrated or 0, asked) < FEWEST_ROWS:
-                raise ValueError(
-                    f"{len(rows)} training rows are too few to share between a cold start and rollouts: give "
-                    f"{3 * FEWEST_ROWS} or more, or a pretrained model by --policy."
-                )
+        demonstrated, asked = _shares(source)
         samples, written, demonstrations, shape = 4 + 1, texts.written, texts.shown, shape_for(texts.row)
         given = {
             "context": texts.context,
@@ -147,7 +143,6 @@ def _small_policy(drafted: Draft, task: ModuleType, folder: Path, shown: Mapping
             "tags": "".join(f"\n      - {json.dumps(tag, ensure_ascii=False)}" for tag in texts.tags) or " []",
             "characters": "" if texts.ascii_only else _FROM_DATA,
             "shown": "task.py",
-            "init_args": _init_args([_SHARE, *_settings(drafted)]),
             "held_out": val_prompts,
         }
     given = {**shown, **given, "hidden": shape.hidden, "intermediate": shape.intermediate, "layers": shape.layers}
@@ -172,6 +167,19 @@ def _small_policy(drafted: Draft, task: ModuleType, folder: Path, shown: Mapping
     print(f"Of {minutes:g} minutes (--minutes):\n{chosen.table()}")
 
 
+def _shares(source: PromptSource) -> tuple[int | None, int | None]:
+    """Training problems that the cold start may show, and those that rollouts may ask; None of problems without end."""
+    rows, shown = source.problems("train"), source.demonstrated()
+    if rows is None or shown is None:
+        return None, None
+    if min(shown, len(rows) - shown) < FEWEST_ROWS:
+        raise ValueError(
+            f"{len(rows)} training rows are too few to share between a cold start and rollouts: give "
+            f"{3 * FEWEST_ROWS} or more."
+        )
+    return shown, len(rows) - shown
+
+
 def _of_rows(demonstrated: int, asked: int, held_out: int, chosen: Plan) -> str:
     """How the rows of a file are shared out, and a warning where they are few."""
     passes = chosen.steps * SCRATCH_BATCH / demonstrated
@@ -182,24 +190,29 @@ def _of_rows(demonstrated: int, asked: int, held_out: int, chosen: Plan) -> str:
     if demonstrated + asked >= FEW_ROWS:
         return told
     return (
-        f"{told}\n{demonstrated + asked} rows to train on are few to learn a rule from: a policy from nothing may know "
-        "them by heart and answer others wrong. What helps: a generator (write `draw` as in the example that `grpo-pl "
-        "new NAME` makes), more rows, or a pretrained model (--policy)."
+        f"{told}\n{demonstrated + asked} rows to train on are few to learn a rule from: a tiny policy may know "
+        "them by heart and answer others wrong. What helps: a pretrained model (leave --policy out), more rows, or a "
+        "generator (write `draw` as in the example that `grpo-pl new NAME` makes)."
     )
 
 
-def _settings(drafted: Draft) -> list[str]:
-    """The lines of a configuration that set what differs from the source's own defaults."""
-    lines = [f"  {name}: {json.dumps(value)}" for name, value in drafted.settings.items()]
-    return [f"settings:  # {_NARROWER}", *lines] if lines else []
+def _reward(drafted: Draft, name: str) -> str:
+    """The lines of a configuration that name the reward of the task, up to its next argument."""
+    if drafted.kind == "reward":
+        return (
+            "    - class_path: grpo_pl.rewards.FunctionReward\n      init_args:\n"
+            f"        function: {name}.task:right\n        name: right\n"
+        )
+    return f"    - class_path: {name}.task.Right\n      init_args:\n"
 
 
-def _init_args(lines: Sequence[str]) -> str:
-    return "".join(f"\n    {line}" for line in ["init_args:", *(f"  {line}" for line in lines)] if lines)
+def _reward_of(drafted: Draft, task: ModuleType) -> Reward:
+    if drafted.kind == "reward":
+        return FunctionReward(function=task.right, correctness=True)
+    reward: Reward = task.Right(correctness=True)
+    return reward
 
 
-_NARROWER = "narrower than the task's own ranges, for a small policy: raise them when it has learned these"
-_SHARE = f"demonstrated_share: {DEMONSTRATED}  # of the problems, in the cold start; rollouts ask the others"
 _FROM_DATA = "    characters: from_data  # those of ASCII and all others that the problems hold\n"
 
 
@@ -222,14 +235,11 @@ def _data_section(drafted: Draft) -> dict[str, object]:
     """The values of the README's section about the data."""
     files = f"| `{drafted.file_name}` | the problems, a copy of {drafted.copied.name} |" if drafted.copied else ""
     notes = {
-        "example": "The data are made up by `Problems.draw`. The cold start shows half of the answers with their work.",
-        "table": "The columns are named in `task.py`. With more rows than a small policy can learn from nothing, give "
-        "`model.policy` a `path` of a trained model.",
-        "reasoning_gym": "The problems are made up without end by reasoning-gym, and its scorer judges them. Make them "
-        "easier or harder by `settings` in `config.yaml`.",
-        "gymnasium": "Each prompt is the seed of a world. Change what the policy sees in `shown`, and what counts as "
+        "reward": "The problems are made up by `Problems.draw`, and `right` is the reward function.",
+        "rows": "The columns are named in `task.py`.",
+        "environment": "Each prompt is the seed of a world. Change what the policy sees in `shown`, and what counts as "
         "right in `Right`.",
     }[drafted.kind]
-    if drafted.kind == "table" and drafted.copied is None:
+    if drafted.kind == "rows" and drafted.copied is None:
         notes = f"The data are read where they are, {drafted.values['file_shown']}: they are too large to copy. {notes}"
     return {"files": files, "notes": notes}

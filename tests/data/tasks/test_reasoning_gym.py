@@ -34,15 +34,11 @@ def test_the_entry_travels_with_the_prompt() -> None:
     assert len(entry["metadata"]["numbers"]) == 3
 
 
-def test_demonstrations_show_the_work_in_the_share_asked_for() -> None:
-    always = ReasoningGymPrompts(task="chain_sum", settings={"min_terms": 3, "max_terms": 3}, worked_share=1.0)
-    (prompt,) = always.prompts(0, count=1)
-    text = always.demonstration(prompt, random.Random(0))
-    assert text is not None
-    assert text.count("=") == 2
-    assert text.endswith(f"</think><answer>\\boxed{{{prompt.answer}}}</answer>")
-    never = ReasoningGymPrompts(task="chain_sum", worked_share=0.0)
-    assert "<think></think>" in str(never.demonstration(prompt, random.Random(0)))
+def test_a_demonstration_gives_the_answer_alone() -> None:
+    source = ReasoningGymPrompts(task="chain_sum")
+    (prompt,) = source.prompts(0, count=1)
+    shown = source.demonstration(prompt, random.Random(0))
+    assert shown == f"<think></think><answer>\\boxed{{{prompt.answer}}}</answer>"
 
 
 def test_mistakes_are_one_clear_error() -> None:

