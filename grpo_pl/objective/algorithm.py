@@ -264,7 +264,7 @@ class GRPOAlgorithm(Objective):
         Raises:
             ValueError: a tensor that the objective needs is missing, or half-precision log-probabilities.
         """
-        batch, terms = self._token_batch(tokens), self.active_terms
+        batch, terms = self.token_batch(tokens), self.active_terms
         weight, drawn = sampler_weight(self, batch)
         stats = clip_stats(self, batch) | drawn
         total = with_masks(terms, with_policy_losses(terms, -surrogate(self, batch), batch) * weight, batch)
@@ -281,8 +281,8 @@ class GRPOAlgorithm(Objective):
         loss = with_extras(terms, (weights * total).masked_fill(~batch.mask, 0.0).sum(), tokens, sums)
         return LossOutput(loss=loss, stats=sums)
 
-    def _token_batch(self, tokens: Mapping[str, Tensor]) -> TokenBatch:
-        """What surrogate and terms see: 0 where ``mask`` is False."""
+    def token_batch(self, tokens: Mapping[str, Tensor]) -> TokenBatch:
+        """What surrogate and terms see of the ``tokens`` of `loss`: 0 where ``mask`` is False."""
         if tokens["logprobs"].dtype not in (torch.float32, torch.float64):
             raise ValueError(
                 f"log-probabilities are {tokens['logprobs'].dtype}: compute them in float32, whatever the model's "

@@ -119,9 +119,13 @@ class CompletionSampler:
         split: Split,
         step: int = 0,
         attempt: int = 0,
+        first: int = 0,
         **watching: Unpack[Watching],
     ) -> Samples:
         """Draws ``group_size`` completions for every prompt, or plays as many episodes.
+
+        Args:
+            first: number of each group's first sample; with a ``group_size`` of 1 that sample is drawn alone.
 
         Raises:
             ValueError: a prompt and ``max_completion_length`` do not fit the model's context; or, with an environment,
@@ -130,7 +134,7 @@ class CompletionSampler:
         """
         draw: Draw = "greedy" if sampling.temperature == 0.0 else "sampled"
         key = SampleKey(seed=seed, split=split, step=step, attempt=attempt, prompt_id=0, sample=0, draw=draw)
-        keys = [[replace(key, prompt_id=prompt.id, sample=i) for i in range(group_size)] for prompt in prompts]
+        keys = [[replace(key, prompt_id=prompt.id, sample=first + i) for i in range(group_size)] for prompt in prompts]
         if self.pool is not None:
             from grpo_pl.extras.agents.episodes import run_episodes
 

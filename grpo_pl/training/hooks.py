@@ -21,6 +21,9 @@ class StepCallback(Callback):
         """``done`` of ``total`` units of the stage (``rollout``, ``reward``, ``update``, ``validate``) are done; of a
         ``cold start`` before the ``setup`` of the callbacks."""
 
+    def before_update(self, trainer: Trainer, pl_module: LightningModule, experience: Experience) -> None:
+        """The step's rollout is scored and ready for the update; the policy is still the one that was scored."""
+
     def step_metrics(self, trainer: Trainer, pl_module: LightningModule, experience: Experience) -> Mapping[str, float]:
         """More metrics to log for this step; asked after the update."""
         return {}

@@ -298,6 +298,8 @@ class GRPOModule(PolicyModule):
         self._weight_sync.begin(self._data.completed_rollouts)
         experience = self.collect(batch)  # prompts → rollout → reward → advantage
         self._data.source.observe(experience.rates)
+        for callback in self._step_callbacks:
+            callback.before_update(self.trainer, self, experience)
         result = self.update(experience)  # → loss → update
         seconds = time.perf_counter() - started
         self.engine.update_weights(self.require_policy())
@@ -327,7 +329,7 @@ class GRPOModule(PolicyModule):
         optimizer = cast(torch.optim.Optimizer, self.optimizers())
         if not self.has_own_optimizer:
             self.optimization.configure(optimizer, rollout=experience.samples.step, total=self._data.steps)
-        result = self._policy_update(experience.samples.step).run(
+        result = self.policy_update(experience.samples.step).run(
             self.require_policy(), optimizer, experience, self._backward
         )
         self._term_states.observe(self.algorithm, partial(self.collective.ratios, result.sums))
@@ -342,7 +344,8 @@ class GRPOModule(PolicyModule):
             longest=self.longest_completion,
         )
 
-    def _policy_update(self, step: int) -> PolicyUpdate:
+    def policy_update(self, step: int) -> PolicyUpdate:
+        """The update stage as it is set up for a step."""
         more: dict[str, Any] = {}
         if self.demonstrations is not None:
             of_step, source, dialogue = self.demonstrations.of_step, self._data.source, self.sampler.dialogue

@@ -81,7 +81,7 @@ class PolicyUpdate:
         seconds: dict[str, float] = {}
         losses, norms, taken = [], [], []
         steps = self.algorithm.num_iterations * self.algorithm.num_minibatches
-        for number, rows in enumerate(self._minibatches(experience)):
+        for number, rows in enumerate(self.minibatches(experience)):
             self.report("update", number, steps)
             report = partial(self.report, "update", number, steps)
             beside = self.beside(number)
@@ -106,7 +106,7 @@ class PolicyUpdate:
         self.report("update", steps, steps)
         return UpdateResult(sums=sums, losses=losses, grad_norms=norms, taken=taken, seconds=seconds)
 
-    def _minibatches(self, experience: Experience) -> Iterator[Tensor]:
+    def minibatches(self, experience: Experience) -> Iterator[Tensor]:
         """Row indices of the global batch, one tensor per optimiser step; the same on every rank."""
         total = experience.lengths.numel()
         for iteration in range(self.algorithm.num_iterations):
@@ -132,10 +132,7 @@ class PolicyUpdate:
         policy.zero_grad(set_to_none=True)  # also of weights that an optimiser leaves out
         device = experience.keep.device
         rows = rows.to(device)
-        sequences, tokens = experience.statistics.totals(experience.lengths, rows)
-        observed = 0
-        if experience.observed is not None:
-            _, observed = experience.statistics.totals(experience.observed, rows)
+        totals = totals_of(experience, rows)
         local = rows - experience.first_row
         local = local[(local >= 0) & (local < len(experience.keep))]
         local = local[experience.active[local]].sort().values  # rows of one prompt lie side by side, and share it
@@ -153,7 +150,7 @@ class PolicyUpdate:
                 report(f"micro-batch {number + 1}/{rounds}")
                 part = parts[number] if number < len(parts) else torch.zeros(1, dtype=torch.int64, device=device)
                 weight = float(number < len(parts))
-                loss, stats = self._loss(policy, experience, part, weight, (sequences, tokens, observed))
+                loss, stats = self._loss(policy, experience, part, weight, totals)
                 yield (1.0 - beside.share) * loss, stats
             for number in range(further):
                 report(f"demonstrations {number + 1}/{further}")
@@ -177,10 +174,24 @@ class PolicyUpdate:
         weight: float,
         totals: tuple[int, int, int],
     ) -> tuple[Tensor, Sums]:
-        """One micro-batch's share of the loss, which is a sum over ranks, and its metrics; both times ``weight``.
+        """One micro-batch's share of the loss, which is a sum over ranks, and its metrics; both times ``weight``."""
+        tokens, weights = self.loss_inputs(policy, experience, rows, totals, weight)
+        output = self.algorithm.loss(tokens, weights)
+        return output.loss, _weighted(output.stats, weight)
+
+    def loss_inputs(
+        self,
+        policy: PreTrainedModel,
+        experience: Experience,
+        rows: Tensor,
+        totals: tuple[int, int, int],
+        weight: float = 1.0,
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """What `GRPOAlgorithm.loss` gets of some rows: tensors of tokens under the policy as it is, and their weights.
 
         Args:
-            totals: completions, tokens of the policy and tokens of observations in the optimiser step.
+            totals: those of `totals_of` for the optimiser step.
+            weight: of the micro-batch, 0 for one that only fills up.
         """
         algorithm, rollout, needs = self.algorithm, experience.rollout, self.algorithm.needs
         part = rollout_rows(rollout, rows)
@@ -204,8 +215,18 @@ class PolicyUpdate:
             max_completion_length=self.max_completion_length,
             dtype=scores.logprobs.dtype,
         )
-        output = algorithm.loss(tokens, weight * weights)
-        return output.loss, _weighted(output.stats, weight)
+        return tokens, weight * weights
+
+
+def totals_of(experience: Experience, rows: Tensor) -> tuple[int, int, int]:
+    """Completions, tokens of the policy and tokens of observations in an optimiser step, of all ranks.
+
+    Args:
+        rows: indices into the flattened global batch.
+    """
+    sequences, tokens = experience.statistics.totals(experience.lengths, rows)
+    observed = experience.observed
+    return sequences, tokens, 0 if observed is None else experience.statistics.totals(observed, rows)[1]
 
 
 def _weighted(sums: Sums, weight: float) -> Sums:

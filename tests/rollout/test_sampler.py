@@ -61,6 +61,12 @@ def test_rows_of_a_prompt_are_neighbours_and_texts_are_its_tokens(
         assert tokenizer.decode(prompt) == samples.prompt_texts[row // 3]
 
 
+def test_a_sample_is_drawn_alone_by_its_number(sample: Any) -> None:
+    group = sample(group_size=3)
+    for number in range(3):
+        assert sample(group_size=1, first=number).completions == group.completions[number::3]
+
+
 @pytest.mark.parametrize(("taken", "version"), [(None, 7), (5, 5)])
 def test_each_token_says_how_often_the_policy_had_been_updated(
     sample: Any, sampler: CompletionSampler, taken: int | None, version: int

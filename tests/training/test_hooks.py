@@ -1,6 +1,7 @@
 """Callbacks inside a step: they are heard while their trainer runs, and leave nothing behind in the module."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from lightning.pytorch import LightningModule, Trainer
@@ -10,6 +11,7 @@ from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 from grpo_pl.evaluation.held_out import Validation
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig
+from grpo_pl.policy.weights import weights_digest
 from grpo_pl.rewards import ExactReward
 from grpo_pl.rollout.engine import RolloutInterrupted
 from grpo_pl.training.experience import Experience
@@ -27,13 +29,19 @@ class Listener(StepCallback):
         self.stages: list[tuple[str, int, int]] = []
         self.stop_in, self.stopped = stop_in, False
         self.experiences: list[Experience] = []
+        self.before: list[tuple[Experience, str]] = []
+        self.after: list[str] = []
 
     def on_stage_progress(self, stage: str, done: int, total: int, note: str = "") -> None:
         self.stages.append((stage, done, total))
         self.stopped |= stage == self.stop_in
 
+    def before_update(self, trainer: Trainer, pl_module: LightningModule, experience: Experience) -> None:
+        self.before.append((experience, weights_digest(pl_module.state_dict().items())))
+
     def step_metrics(self, trainer: Trainer, pl_module: LightningModule, experience: Experience) -> Mapping[str, float]:
         self.experiences.append(experience)
+        self.after.append(weights_digest(pl_module.state_dict().items()))
         return {"listener/steps": float(len(self.experiences))}
 
     def should_stop(self) -> bool:
@@ -76,6 +84,15 @@ def test_every_callback_of_the_trainer_is_asked(module: GRPOModule) -> None:
     assert one.stages.count(("update", 1, 1)) == 2 and ("reward", 4, 4) in one.stages
     assert [experience.samples.step for experience in one.experiences] == [0, 1]
     assert trainer.callback_metrics["listener/steps"] == 2.0
+
+
+def test_a_callback_sees_the_experience_before_the_update_and_after_it(module: GRPOModule) -> None:
+    listener = Listener()
+    module.configured_algorithm = replace(module.algorithm, entropy_coef=0.1)  # a gradient whatever the rewards are
+    _run("fit", module, listener)
+    assert [experience for experience, _ in listener.before] == listener.experiences
+    (_, first), (_, second) = listener.before
+    assert first != second == listener.after[0] != listener.after[1]
 
 
 def test_a_callback_is_heard_no_more_once_its_trainer_is_done(module: GRPOModule) -> None:
