@@ -1,4 +1,4 @@
-"""The figures and pictures of docs/algorithms.md and docs/environments.md come out of their scripts."""
+"""The figures and pictures of docs/algorithms.md, docs/environments.md and docs/replay.md come out of their scripts."""
 
 import csv
 import sys
@@ -64,3 +64,38 @@ def test_that_credit_is_drawn_and_the_files_beside_the_script_are_its_own(
     assert (tmp_path / "turn_credit.png").read_bytes().startswith(b"\x89PNG")
     written, kept = (list(csv.reader((f / "turn_credit.csv").open())) for f in (tmp_path, PLOTS))
     assert written == kept and len(written) == 21
+
+
+branches = loaded(PLOTS / "branches.py")
+
+
+def _branch_points(file: Path) -> dict[tuple[str, str], tuple[list[str], list[str]]]:
+    """Seed and branch -> its first row, and that of its run at the same rollout, without the name of the curve."""
+    with file.open(newline="") as lines:
+        rows = list(csv.reader(lines))[1:]
+    runs = {(seed, rollout): rest for seed, curve, rollout, *rest in rows if curve == "the run"}
+    first: dict[tuple[str, str], list[str]] = {}
+    for seed, curve, *rest in rows:
+        first.setdefault((seed, curve), rest)
+    return {(s, c): (rest, runs[s, n]) for (s, c), (n, *rest) in first.items() if c != "the run"}
+
+
+def test_a_drawn_branch_begins_with_the_samples_of_its_run() -> None:
+    found = _branch_points(PLOTS / "branches.csv")
+    assert len(found) == 3 * len(branches.BRANCHES)
+    assert all(ours == theirs for ours, theirs in found.values())
+
+
+@pytest.mark.slow
+def test_a_run_is_branched_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    monkeypatch.setattr(branches, "BRANCHES", (1, 2))
+    monkeypatch.setenv("GRPO_PL_CACHE", str(tmp_path / "cache"))
+    small = ["--data.steps=3", "--data.prompts_per_step=2", "--data.val_prompts=2", "--model.cold_start.steps=20"]
+    options = ["--out", str(tmp_path), "--runs", str(tmp_path / "runs"), "--seeds", "1"]
+    monkeypatch.setattr(sys, "argv", ["branches.py", *options, *small])
+    branches.main()
+    assert (tmp_path / "branches.png").read_bytes().startswith(b"\x89PNG")
+    found = _branch_points(tmp_path / "branches.csv")
+    assert list(found) == [("0", f"short answers pay from rollout {step} on") for step in (1, 2)]
+    assert all(ours == theirs for ours, theirs in found.values())
