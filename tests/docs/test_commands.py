@@ -99,6 +99,7 @@ RUN_BY = {
     r"grpo-pl compare .*": "tests/extras/compare/test_command.py::"
     "test_every_number_is_that_of_the_completions_that_predict_draws",
     r"grpo-pl fit --branch .*": REPLAY + "test_branch.py::test_another_reward_changes_what_follows_from_it_alone",
+    r"grpo-pl why .*": REPLAY + "test_why.py::test_the_command_prints_tables_and_json_and_writes_nothing_into_the_run",
     r"grpo-pl verify runs/quickstart": REPLAY
     + "test_proof.py::test_the_export_of_a_run_is_proved_and_its_card_says_so",
     r"grpo-pl report runs/\S+": "tests/extras/report/test_page.py::test_the_page_needs_nothing_from_outside",

@@ -23,6 +23,7 @@ VERBS: dict[str, str] = {
     "score": "Scores the completions of a file with the rewards of a configuration; tests rewards, too.",
     "serve": "Serves a trained policy over HTTP, with the rewards it was trained on.",
     "verify": "Proves an export: draws, scores and updates parts of its run again, and compares every bit.",
+    "why": "Explains one completion of a run: its tokens, rewards, advantage, what its update did, and later weights.",
 }
 """Verb -> what it does, in one line. The module of a verb, see `module_of`, holds a function of that name; its typed
 arguments become options and its docstring becomes their help. It returns an exit status or None for success."""
@@ -36,6 +37,7 @@ EXTRAS: dict[str, str] = {
     "report": "grpo_pl.extras.report.command",
     "reward model": "grpo_pl.extras.preferences.command",  # `fit`, where a configuration names `model.classifier`
     "verify": "grpo_pl.extras.replay.command",
+    "why": "grpo_pl.extras.replay.why_command",
 }
 """Verb that no training needs -> its module, imported when the verb is called."""
 BRANCH = "grpo_pl.extras.replay.branch"

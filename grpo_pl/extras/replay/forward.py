@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,8 +61,8 @@ class StopBefore(Callback):
 class Forward(GRPOCLI):
     """``fit`` of a recorded configuration up to a step: the run's own callbacks write into a folder of the cache."""
 
-    def __init__(self, args: list[str], step: int, data_digest: str | None) -> None:
-        self._step, self._data_digest = step, data_digest
+    def __init__(self, args: list[str], step: int, data_digest: str | None, callbacks: Sequence[Callback] = ()) -> None:
+        self._step, self._data_digest, self._callbacks = step, data_digest, callbacks
         super().__init__(["fit", *args])
 
     def say(self, line: str) -> None:
@@ -82,7 +82,7 @@ class Forward(GRPOCLI):
         self.model.settings = read_settings(config)["model"]
         folder = self._claim_folder(config, built.checkpoint, built.completions, built.digests, built.watch)
         built.trainer["logger"] = [MetricsCSV(folder.metrics)]
-        return [StopBefore(self._step)]
+        return [StopBefore(self._step), *self._callbacks]
 
 
 def check_data(data: RolloutDataModule, recorded: str | None) -> None:
@@ -100,13 +100,20 @@ def check_data(data: RolloutDataModule, recorded: str | None) -> None:
 
 
 def run_forward(
-    run: RecordedRun, checkpoint: Path | None, step: int, folder: Path, changes: Mapping[str, str] | None = None
+    run: RecordedRun,
+    checkpoint: Path | None,
+    step: int,
+    folder: Path,
+    changes: Mapping[str, str] | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Forward:
     """Plays a run forward in this process, or with those that torchrun started beside it, to before ``step``, with the
     run's threads. Its files are those of ``folder``/`NAME`.
 
     Args:
         checkpoint: where it goes on from; None begins at the run's start.
+        changes: other values of settings.
+        callbacks: look on.
 
     Raises:
         CannotReplay: the run cannot begin here; one line says why.
@@ -120,7 +127,7 @@ def run_forward(
     on_interrupt = signal.getsignal(signal.SIGINT)
     try:
         with _threads(threads_of(run)):
-            return Forward(args, step, run.data_digest)
+            return Forward(args, step, run.data_digest, callbacks)
     except (CannotReplay, KeyboardInterrupt):
         raise
     except SystemExit as stop:

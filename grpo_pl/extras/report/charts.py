@@ -57,7 +57,7 @@ def chart(
         }
         for label, points in lines.items()
     ]
-    note += f"; each point is the mean of {size} rollouts" if size > 1 else ""
+    note += f"; each point is the mean of {size} {x}s" if size > 1 else ""
     drawn = {"title": title, "note": note, "unit": unit, "series": series}
     return drawn | {"kind": kind, "x": x, "log": log, "smooth": smooth}
 

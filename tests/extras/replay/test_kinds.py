@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from grpo_pl.extras.replay import replay
+from grpo_pl.extras.replay import RecordedRun, replay, why
 from grpo_pl.files.checkpoints import remove, rollouts_of
 from grpo_pl.files.runs import RunFolder
 
@@ -83,3 +83,9 @@ def test_the_weights_before_three_steps_are_those_of_the_run(
         assert moment.exact and moment.held.first is None
         assert moment.weights == recorded[step], (kind, step)
         assert moment.data.completed_rollouts == step
+    row = next(iter(RecordedRun.open(run).completions(3, 4)))
+    found = why(run, step=3, prompt=row["prompt_id"], sample=row["sample"])
+    assert (found.completion, found.exact) == (row["completion"], processes == 1)
+    assert found.advantage == pytest.approx(row["advantage"], abs=1e-4)
+    assert found.drawn_again is (None if kind in ("staleness", "partial") else True)
+    assert [each.rollouts for each in found.later] == [4]  # of its own update; other checkpoints are gone
