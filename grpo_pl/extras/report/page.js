@@ -99,6 +99,12 @@ function showHeldOut() {
     element("small", { text: `${asked ? "right of the" : "mean reward of the"} sampled completions; first ${first}, then where they differ most` })), ...items);
 }
 
+// The command that explains a completion; a click marks all of it, to be copied.
+function whyOf(step, group, one) {
+  const command = `${run.why} --step ${step - 1} --prompt ${group.prompt_id} --sample ${one.sample}`;
+  return element("p", { class: "why" }, "why? ", element("code", { text: command }));
+}
+
 function showSamples(rollouts) {
   get(rollouts.length ? "browser" : "no-samples").hidden = false;
   if (!rollouts.length) return;
@@ -130,7 +136,11 @@ function showSamples(rollouts) {
     const open = kinds.find((kind) => kind.answer === state.kind?.answer && kind.correct === state.kind?.correct) ?? null;
     get("kinds").replaceChildren(answerBars(kinds, kept.length, open, (kind) => { state.kind = kind; show(); }));
     const largest = largestAdvantage(all), texts = distinct(open ? open.completions : kept);
-    const cards = texts.map((same) => completionCard(same[0], largest, same.length - 1));
+    const cards = texts.map((same) => {
+      const card = completionCard(same[0], largest, same.length - 1);
+      if (run.why) card.append(whyOf(step, group, same[0]));
+      return card;
+    });
     get("completions").replaceChildren(...cards.slice(0, FIRST));
     if (cards.length > FIRST) {
       const more = element("button", { type: "button", text: `show ${cards.length - FIRST} more` });

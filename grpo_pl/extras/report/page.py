@@ -6,6 +6,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -96,6 +97,7 @@ def build_page(run: RunFolder) -> str:
         },
         "charts": [*(branch_charts(run, columns, branch) if branch else []), *charts(columns), *length_charts(samples)],
         "samples": rollouts(thinned(samples)),
+        "why": f"grpo-pl why {shlex.quote(str(run.path))}" if run.config.is_file() and run.record.is_file() else "",
         "differences": [[]],
         "config": run.config.read_text(encoding="utf-8", errors="replace") if run.config.is_file() else "",
     }
@@ -151,6 +153,7 @@ def comparison_data(runs: Mapping[str, RunFolder]) -> dict[str, Any]:
         },
         "charts": comparison_charts(columns),
         "samples": [],
+        "why": "",
         "differences": _differences(runs),
         "config": "",
     }
@@ -232,14 +235,15 @@ def rollouts(rows: Iterable[Row]) -> list[dict[str, Any]]:
     found: dict[int, dict[int, dict[str, Any]]] = {}
     for row in rows:
         group = found.setdefault(row["step"], {}).setdefault(
-            row["prompt_id"], {key: row[key] for key in ("prompt", "question", "answer")} | {"completions": []}
+            row["prompt_id"],
+            {key: row[key] for key in ("prompt_id", "prompt", "question", "answer")} | {"completions": []},
         )
         group["completions"].append(_completion(row))
     return [{"step": step + 1, "groups": list(groups.values())} for step, groups in sorted(found.items())]
 
 
 def _completion(row: Row) -> Row:
-    kept = ("completion", "tokens", "finish_reason", "rewards", "reward", "advantage")
+    kept = ("sample", "completion", "tokens", "finish_reason", "rewards", "reward", "advantage")
     return {key: row[key] for key in (*kept, *(key for key in ("correct", "episode") if key in row))}
 
 

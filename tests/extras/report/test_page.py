@@ -281,6 +281,25 @@ def test_the_browser_of_samples_walks_through_rollouts_problems_and_verdicts(pag
 
 
 @needs_browser
+def test_each_completion_has_the_command_that_explains_it(page: Browser, run: RunFolder) -> None:
+    """In the words of a shell, for a folder whose name it would not read as it stands."""
+    page.run("document.querySelectorAll('#groups button')[1].click()")
+    path = f"'{run.path}'"
+    assert page.texts("#completions .why code") == [
+        f"grpo-pl why {path} --step 20 --prompt 2 --sample {sample}" for sample in (0, 1)
+    ]
+    assert page.run("return getComputedStyle(document.querySelector('.why code')).userSelect") == "all"
+    assert page.texts("#answers .why") == []  # held-out answers are of no step
+
+
+def test_a_run_that_cannot_be_replayed_has_no_such_command(run: RunFolder, tmp_path: Path) -> None:
+    assert _data(build_page(run))["why"].startswith("grpo-pl why ")
+    other = write_run(tmp_path / "old")
+    other.record.unlink()
+    assert _data(build_page(other))["why"] == ""
+
+
+@needs_browser
 def test_equal_answers_are_folded_with_their_number(browser: Browser, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.metrics.write_text("step,reward\n1,0.5\n")
