@@ -14,6 +14,7 @@ from grpo_pl.config.objects import ConfigArguments
 from grpo_pl.evaluation.curves import read_curves
 from grpo_pl.extras.compare import compared
 from grpo_pl.extras.compare.comparison import results_table
+from grpo_pl.extras.compare.page import default_place, write_page
 from grpo_pl.extras.compare.paired import Answer, PairedProblems
 
 SHOWN = 6
@@ -36,14 +37,15 @@ def compare(
     device: str = "auto",
     runs_dir: Path = Path("runs"),
     trust_rewards: bool = False,
+    output: Path | None = None,
     json: bool = False,
 ) -> None:
     """Lets two runs or exports answer the same held-out problems with the same keys: which is better, and on what.
 
     Shows what both, one alone and neither solves, with McNemar's exact test; pass@1 of both and the difference with its
     95 % interval, paired by problem, beside the one that unpaired problems would give; and the problems that flipped,
-    with both answers. Of two runs it also shows their curves' ends and the settings that differ. Curves of any number
-    of runs: grpo-pl report.
+    with both answers: some of them here, all of them on an HTML page. Of two runs it also shows their curves' ends and
+    the settings that differ. Curves of any number of runs: grpo-pl report.
 
     Args:
         a: a run folder, an export or a checkpoint, or a run's name under runs.
@@ -59,7 +61,8 @@ def compare(
         runs_dir: where runs are looked for by name.
         trust_rewards: let the two name any class as a reward or a source, such as functions and judges: only if you
             know who wrote them. Without it such a model is refused.
-        json: print the result as JSON.
+        output: the HTML page with all flipped problems; by default compare-A-B.html beside the folder of a.
+        json: print the result as JSON, and write a page only where --output names one.
     """
     found = compared.compare(
         a,
@@ -76,18 +79,23 @@ def compare(
         trust_rewards=trust_rewards,
     )
     if json:
-        print(json_module.dumps(found.as_json()))
+        written = {} if output is None else {"page": str(write_page(found, output))}
+        print(json_module.dumps({**found.as_json(), **written}))
         return
     console = Console()
     for name, each in found.sets.items():
         show_set(console, found, name, each)
-    runs = {side.run.metrics: side.name for side in (found.a, found.b) if side.run and side.run.metrics.is_file()}
+    runs = {side.run.path.resolve(): side for side in (found.a, found.b) if side.run and side.run.metrics.is_file()}
     if len(runs) == 2:
-        console.print(results_table({name: read_curves(metrics) for metrics, name in runs.items()}))
+        named = {path.name: side for path, side in runs.items()}
+        named = named if len(named) == 2 else {side.name: side for side in runs.values()}
+        console.print(results_table({name: read_curves(side.run.metrics) for name, side in named.items() if side.run}))
     for line in found.settings[:MOST_SETTINGS]:
         console.print(Text(line), soft_wrap=True)
     if len(found.settings) > MOST_SETTINGS:
-        console.print(f"… {len(found.settings) - MOST_SETTINGS} more settings differ (--json)", highlight=False)
+        console.print(f"… {len(found.settings) - MOST_SETTINGS} more settings differ", highlight=False)
+    page, here = write_page(found, output or default_place(found)), Path.cwd()
+    console.print(Text(f"page  {page.relative_to(here) if page.is_relative_to(here) else page}"), soft_wrap=True)
 
 
 def show_set(console: Console, found: compared.Comparison, name: str, each: PairedProblems) -> None:

@@ -83,6 +83,9 @@ def test_the_same_weights_elsewhere_answer_alike_and_give_their_problems(
 
 def test_the_tables_say_what_the_json_says(command_line: CommandLine, folder: Path, told: dict[str, Any]) -> None:
     outcome = command_line.done("compare", "one", "two", f"--samples={SAMPLES}", "--problems=200")
+    page = command_line.runs / "compare-one-two.html"
+    assert outcome.out.splitlines()[-1] == f"page  {page}" and page.is_file()
+    assert not (folder / "one" / page.name).exists()
     (found,) = told["sets"].values()
     for label, name in (("both", "both"), ("one only", "only_a"), ("two only", "only_b"), ("neither", "neither")):
         (line,) = (line for line in outcome.out.splitlines() if f"solved by {label}" in line)
@@ -204,6 +207,9 @@ def test_problems_may_be_named_by_a_configuration(
     for name in ("one", "two"):
         shutil.copytree(folder / name / "export", tmp_path / name)
     config = command_line.config("named", data__val_prompts=3)
-    outcome = command_line("compare", tmp_path / "one", tmp_path / "two", f"--config={config}", "--json")
+    options = [f"--config={config}", "--json", f"--output={tmp_path / 'page.html'}"]
+    outcome = command_line("compare", tmp_path / "one", tmp_path / "two", *options)
     assert outcome.status == 0, outcome.err
-    assert json.loads(outcome.out)["sets"]["val"]["problems"] == 3
+    told = json.loads(outcome.out)
+    assert told["sets"]["val"]["problems"] == 3
+    assert told["page"] == str(tmp_path / "page.html") and (tmp_path / "page.html").is_file()
