@@ -113,6 +113,16 @@ def test_tests_and_benchmarks_import_what_dev_brings() -> None:
             assert name in declared or ours, f"{sorted(files)} import {name}"
 
 
+def test_each_line_says_what_the_package_is_for_and_what_holds_it_back() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    listed = text[text.index("dependencies = [") : text.index("[project.optional-dependencies]")].splitlines()[1:-2]
+    assert len(listed) == len(PROJECT["dependencies"]) <= 28
+    for line in listed:
+        package, _, purpose = line.partition("  # ")
+        held_back = "<" in package.split('"')[1]
+        assert purpose and (not held_back or ";" in purpose), f"{package.strip()}: say its use, and what holds it back"
+
+
 # --- private parts ----------------------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,6 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
-from typing_extensions import override
 
 from grpo_pl.distributed.sharding import Sharding
 from grpo_pl.files.checkpoints import CheckpointError, read_file, save_tensors
@@ -64,11 +63,9 @@ class CheckpointFiles(TorchCheckpointIO):
     def __init__(self, *, shared: bool = False) -> None:
         self.shared = shared
 
-    @override
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         save_tensors(checkpoint, Path(path), shared=self.shared)
 
-    @override
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
@@ -135,19 +132,16 @@ class FSDP2Strategy(ModelParallelStrategy):
             cpu_offload=self.cpu_offload,
         )
 
-    @override
     def _setup_distributed(self) -> None:
         if self.cpu_offload and self.root_device.type == "cuda":
             self._process_group_backend = "cpu:gloo,cuda:nccl"  # gradients on the CPU are clipped there, over gloo
         super()._setup_distributed()
         self._data_parallel_size = self.world_size  # "auto" counts nodes
 
-    @override
     def model_to_device(self) -> None:
         if not self.cpu_offload:
             super().model_to_device()
 
-    @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
         from grpo_pl.files.sharded_checkpoints import by_first_process, write_sharded
 
@@ -173,7 +167,6 @@ class FSDP2Strategy(ModelParallelStrategy):
             raise
         by_first_process(lambda: os.replace(staging, path))
 
-    @override
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         from grpo_pl.files.sharded_checkpoints import load_sharded
 
