@@ -105,7 +105,8 @@ def _run(args: Sequence[str] | None) -> int:
         if os.environ.get(DEBUG) or not _is_for_users(error) or (isinstance(error, BrokenPipeError) and _is_unread()):
             raise
         print(f"grpo-pl {verb}: error: {_one_line(error)}", file=sys.stderr)
-        return USAGE_ERROR if verb in ("compare", "doctor", "verify", "why") else 1  # 1 stands for findings of two of them
+        # 1 stands for what doctor and verify find
+        return USAGE_ERROR if verb in ("compare", "doctor", "verify", "why") else 1
 
 
 def overview() -> str:
