@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from grpo_pl.extras.replay.recorded import RecordedRun
+from grpo_pl.extras.replay.recorded import CannotReplay, RecordedRun
 from grpo_pl.files.cache import cache_root
 from grpo_pl.files.checkpoints import PATTERN, checkpoint_path, remove, rollouts_of
 from grpo_pl.files.locks import FolderLock
@@ -36,7 +36,12 @@ def made(run: RecordedRun) -> dict[int, Path]:
 
 @contextmanager
 def workplace() -> Iterator[Path]:
-    """A folder for one replay that is gone when the block ends; what a killed process left behind goes as well."""
+    """A folder for one replay that is gone when the block ends; what a killed process left behind goes as well.
+
+    Raises:
+        CannotReplay: the limit of the cache is no number, which would be found at the replay's end.
+    """
+    limit_gb()
     root = replay_root()
     root.mkdir(parents=True, exist_ok=True)
     for left in root.glob(f"{_MAKING}*"):
@@ -74,13 +79,16 @@ def limit_gb() -> float:
     """``$GRPO_PL_REPLAY_GB``, or the default.
 
     Raises:
-        ValueError: it is no number.
+        CannotReplay: it is no positive number.
     """
     given = os.environ.get("GRPO_PL_REPLAY_GB") or LIMIT_GB
     try:
-        return float(given)
+        limit = float(given)
     except ValueError:
-        raise ValueError(f"GRPO_PL_REPLAY_GB is {given!r}: give gigabytes, such as 10.") from None
+        limit = 0.0
+    if not limit > 0:
+        raise CannotReplay(f"GRPO_PL_REPLAY_GB is {given!r}: give gigabytes, such as 10.")
+    return limit
 
 
 def clean(limit: float, *, but: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from grpo_pl.cli.main import main
-from grpo_pl.extras.replay import replay
+from grpo_pl.extras.replay import CannotReplay, replay
 from grpo_pl.files.checkpoints import remove
 from tests.conftest import CommandLine, exit_status
 
@@ -188,3 +188,14 @@ def test_it_is_told_in_one_line_and_nothing_is_written(
     if status == 2:
         assert told in printed.err.splitlines()[-1] and "Traceback" not in printed.err
         assert printed.out == "" and _files(runs) == before
+
+
+@pytest.mark.parametrize("given", ["much", "-3", "nan"])
+def test_a_senseless_limit_of_the_cache_is_told_before_anything_is_made(
+    run: Path, given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRPO_PL_REPLAY_GB", given)
+    monkeypatch.setenv("GRPO_PL_CACHE", str(run.parent / "cache"))
+    with pytest.raises(CannotReplay, match="GRPO_PL_REPLAY_GB"):
+        replay(run, 1, say=lambda line: None)
+    assert not (run.parent / "cache").exists()
