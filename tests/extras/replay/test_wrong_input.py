@@ -61,8 +61,8 @@ def _edited(name: str, before: str, after: str) -> Callable[[Path, Path], None]:
     return edit
 
 
-def _written(name: str, text: str) -> Callable[[Path, Path], None]:
-    return lambda run, data: (run / name).write_text(text) and None
+def _written(name: str, text: str) -> Callable[[Path, Path], object]:
+    return lambda run, data: (run / name).write_text(text)
 
 
 def _keeps(*rollouts: int) -> Callable[[Path, Path], None]:
