@@ -10,7 +10,7 @@ from typing import Any
 
 from grpo_pl.cli.commands import check_at_least
 from grpo_pl.config.objects import ConfigArguments, closed_rewards
-from grpo_pl.extras.compare.paired import PairedProblems, joined
+from grpo_pl.extras.compare.paired import FEW, PairedProblems, joined
 from grpo_pl.extras.compare.sides import Side, answers_of, common_problems, differing, held_out_of, share_keys
 from grpo_pl.files.runs import config_changes, read_settings
 from grpo_pl.policy.loading import choose_device
@@ -82,7 +82,7 @@ def compare(
         device: cpu, cuda …; auto takes a GPU where there is one.
         runs_dir: where runs are looked for by name.
         trust_rewards: let the two name any class as a reward or a source: only if you know who wrote them.
-        say: is told what is other on the two sides, before anything is drawn.
+        say: is told what is other on the two sides before anything is drawn, and what is wrong with the result.
 
     Raises:
         ValueError: a side is missing, they have no problems in common, or no reward says what is right; one line that
@@ -130,11 +130,19 @@ def compare(
         )
         for side in (one, two)
     ]
-    total = sum(map(len, asked.values()))
+    later, total = list[str](), sum(map(len, asked.values()))
     both = drawn[0].keys() & drawn[1].keys()
     asked = {name: [each for each in of if (name, each.id) in both] for name, of in asked.items()}
     if left := total - sum(map(len, asked.values())):
-        notes.append(f"{left} of {total} problems do not fit into the context of both and are left out.")
+        later.append(f"{left} of {total} problems do not fit into the context of both and are left out.")
+    sets = joined({name: of for name, of in asked.items() if of}, *drawn)
+    later += [
+        f"{name}: only {each.differing} problems differ, too few for a bootstrap: its interval is too narrow."
+        for name, each in sets.items()
+        if each.paired.method == "bootstrap" and each.differing < FEW
+    ]
+    for note in later:
+        say(note)
     return Comparison(
         a=one,
         b=two,
@@ -142,8 +150,8 @@ def compare(
         temperature=heat,
         seed=seed,
         shared_keys=share_keys(one.model, two.model),
-        notes=notes,
-        sets=joined({name: of for name, of in asked.items() if of}, *drawn),
+        notes=[*notes, *later],
+        sets=sets,
         settings=_changes(one, two),
     )
 

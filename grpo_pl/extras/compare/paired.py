@@ -104,6 +104,12 @@ class PairedProblems:
         first, second = (torch.tensor([float(share[side]) for share in shares if share]).double() for side in (0, 1))
         return first, second
 
+    @property
+    def differing(self) -> int:
+        """The number of problems whose shares are not equal."""
+        first, second = self.values
+        return int((first != second).sum())
+
     @cached_property
     def paired(self) -> Estimate:
         """pass@1 of b minus that of a with its 95 % interval over problems, each problem paired with itself."""

@@ -42,6 +42,8 @@ def test_of_several_answers_more_than_half_solve_and_shares_give_the_difference(
     found = PairedProblems.of([tie, most])
     assert most.shares == (Fraction(2, 3), 0)
     assert found.paired.value == pytest.approx((0.5 - 2 / 3) / 2)
+    assert found.differing == 2
+    assert PairedProblems.of([tie, pair(3, [False, True], [True, False])]).differing == 1
 
 
 def test_what_could_not_be_judged_counts_neither_as_right_nor_as_wrong() -> None:
