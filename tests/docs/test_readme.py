@@ -13,6 +13,11 @@ from tests.docs.pages import ROOT, blocks, changed, run
 README = (ROOT / "README.md").read_text()
 
 
+def test_the_algorithm_on_one_page_is_as_long_as_is_said() -> None:
+    (lines,) = re.findall(r"\[GRPO in (\d+) lines\]\(examples/fabric\.py\)", README)
+    assert int(lines) == len((ROOT / "examples" / "fabric.py").read_text().splitlines())
+
+
 def test_every_preset_is_counted() -> None:
     (count,) = re.findall(r"(\d+) presets", README)
     assert int(count) == len(list((ROOT / "configs" / "algorithm").glob("*.yaml")))

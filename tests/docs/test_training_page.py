@@ -42,9 +42,8 @@ def test_a_callback_and_a_logger_of_the_page(fit: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_sweep_is_short_and_runs(command_line: CommandLine, tmp_path: Path) -> None:
+def test_the_sweep_runs(command_line: CommandLine, tmp_path: Path) -> None:
     pytest.importorskip("optuna", reason="pip install 'grpo_pl[dev]'")
-    assert len(BLOCKS["sweep.py"].splitlines()) + 1 <= 40
     config = command_line.config("swept")
     script = BLOCKS["sweep.py"].replace("configs/quickstart.yaml", str(config)).replace("n_trials=8", "n_trials=2")
     (tmp_path / "sweep.py").write_text(script.replace("steps=30", "steps=2"))
