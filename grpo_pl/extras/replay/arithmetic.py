@@ -87,8 +87,8 @@ def _lines(a: GRPOAlgorithm, experience: Experience, row: int, longest: int) -> 
     greedy = None
     if experience.greedy is not None:
         greedy, _ = adv.combine_rewards(
-            torch.tensor(experience.greedy.values(), dtype=torch.float64),
-            torch.tensor([one.weight for one in rewards], dtype=torch.float64),
+            torch.tensor(experience.greedy.values(), dtype=torch.float64, device=shaped.device),
+            torch.tensor([one.weight for one in rewards], dtype=torch.float64, device=shaped.device),
         )
     centred = adv.subtract_baseline(shaped, valid, baseline=a.baseline, greedy=greedy)
     lines += _scaled(a, centred, shaped, experience, p, g)

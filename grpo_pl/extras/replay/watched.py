@@ -24,7 +24,6 @@ from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.sampler import Samples
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.hooks import StepCallback
-from grpo_pl.training.lightning_loops import data_of
 from grpo_pl.training.microbatches import Scorer, rollout_rows
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.update import PolicyUpdate, totals_of
@@ -100,6 +99,7 @@ class Watch(StepCallback):
         """The same key drawn alone, before the update and under later weights; empty where that cannot be done."""
         self._experience: Experience | None = None
         self._minibatches: list[Tensor] = []
+        self._attempt = 0
 
     def before_update(self, trainer: Trainer, pl_module: LightningModule, experience: Experience) -> None:
         module = cast(GRPOModule, pl_module)
@@ -119,7 +119,12 @@ class Watch(StepCallback):
         policy = module.require_policy()
         self.distributions = distributions(policy, experience, self.row, self.update.temperature)
         if self._can_draw_alone:
-            self._draw(self.step)
+            attempts = [self._sampled(attempt) for attempt in range(experience.attempts + 1)]
+            rollout = experience.rollout
+            ids = rollout.completion_ids[self.row][rollout.completion_mask[self.row]]
+            same = [torch.equal(one.rollout.completion_ids[0][one.rollout.completion_mask[0]], ids) for one in attempts]
+            self._attempt = same.index(True) if any(same) else 0
+            self._keep(self.step, attempts[self._attempt])
 
     @property
     def experience(self) -> Experience:
@@ -152,11 +157,11 @@ class Watch(StepCallback):
             return
         policy = self.module.require_policy()
         with trainer.precision_plugin.forward_context(), _restored(policy):
-            self._draw(self.step + 1)
+            self._keep(self.step + 1, self._sampled(self._attempt))
             for rollouts, path in sorted(self.later.items()):
                 if rollouts > self.step + 1:
                     load_whole(policy, policy_weights(read_checkpoint(path)))
-                    self._draw(rollouts)
+                    self._keep(rollouts, self._sampled(self._attempt))
 
     @property
     def _can_draw(self) -> bool:
@@ -168,26 +173,30 @@ class Watch(StepCallback):
         """The completion was drawn from the weights before the update."""
         return self._can_draw and not self.module.source.stale
 
+    def _keep(self, rollouts: int, samples: Samples) -> None:
+        scored = self.module.collector.score(samples)
+        self.drawn.append(Drawn(rollouts=rollouts, samples=samples, scored=scored))
+
     @torch.no_grad()
-    def _draw(self, rollouts: int) -> None:
-        module, data = self.module, data_of(self.module.trainer)
-        attempts = range(self.experience.attempts + 1)
-        problem = self.experience.samples.per_row[self.row]
-        found = (a for a in attempts if problem.id in {each.id for each in data.everyones_prompts(self.step, a)})
-        engine = NativeEngine()
+    def _sampled(self, attempt: int) -> Samples:
+        """The sample of the key, alone, from the policy as it is.
+
+        Args:
+            attempt: of dynamic sampling.
+        """
+        module, engine = self.module, NativeEngine()
         engine.decoder = module.decoder
-        samples = replace(module.sampler, engine=engine).sample(
+        return replace(module.sampler, engine=engine).sample(
             module.require_policy(),
-            [problem],
+            [self.experience.samples.per_row[self.row]],
             group_size=1,
             sampling=module.sampling,
             seed=module.seed,
             split="train",
             step=self.step,
-            attempt=next(found, 0),
+            attempt=attempt,
             first=self.sample,
         )
-        self.drawn.append(Drawn(rollouts=rollouts, samples=samples, scored=module.collector.score(samples)))
 
 
 @contextmanager

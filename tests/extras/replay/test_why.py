@@ -233,6 +233,21 @@ def test_later_weights_draw_by_the_same_key_what_an_engine_draws_from_them(run: 
     assert found.right_from == (None if found.correct else first)
 
 
+def test_groups_of_dynamic_sampling_are_drawn_again_by_the_attempt_that_drew_them(command_line: Any) -> None:
+    given = [f"--config={command_line.config()}", *OPTIONS, "--model.algorithm.dynamic_sampling=true"]
+    command_line.done("fit", *given, "--data.steps=2", "--model.validation.samples=1", "--name=drawn_more")
+    run = Path(command_line.runs / "drawn_more")
+    lines = (run / "metrics.csv").read_text().splitlines()
+    rows = [dict(zip(lines[0].split(","), line.split(","), strict=True)) for line in lines[1:]]
+    attempts = [float(row["samples/resample_attempts"]) for row in rows if row.get("reward")]
+    step = max(range(len(attempts)), key=attempts.__getitem__)
+    assert attempts[step] > 0
+    rows = [row for row in _rows(run) if row["step"] == step and row["sample"] == 3]
+    for row in (rows[0], rows[-1]):  # of the first attempt, and of the last
+        found = why(run, step=step, prompt=row["prompt_id"], sample=3, say=lambda line: None)
+        assert found.drawn_again and found.completion == row["completion"]
+
+
 def test_a_step_between_checkpoints_is_made_first_and_a_run_keeps_what_it_has(run: Path, tmp_path: Path) -> None:
     for rollouts in (3, 4, 5):
         remove(run / "checkpoints" / f"rollout-{rollouts:06d}.ckpt")
@@ -252,8 +267,13 @@ def test_the_command_prints_tables_and_json_and_writes_nothing_into_the_run(comm
     assert outcome.status == 0, outcome.err
     told = json.loads(outcome.out)
     assert told == json.loads(json.dumps(why(run, completion=line, say=lambda line: None).as_json()))
+    assert not list(run.parent.glob("*.html"))
     plain = command(run, "--completion", line)
     assert plain.status == 0
+    (page,) = run.parent.glob("*.html")
+    assert page.name == f"why-asked-2-{row['prompt_id']}-{row['sample']}.html" and str(page) in plain.out
+    inside = command(run, "--completion", line, "--page", run / "why.html")
+    assert inside.status == 2 and "inside the run folder" in inside.err
     for text in ("exact", "format", "mean of the group", "others", "drawn again alone", "bit for bit"):
         assert text in plain.out
     assert _files(run) == before
