@@ -250,9 +250,10 @@ def _key(
             "name one completion: --step S --prompt P --sample I, as completions.jsonl has them, or --completion N, "
             "line N of that file."
         )
-    if not 0 <= step < run.completed:
+    if not run.start <= step < run.completed:
         raise CannotReplay(
-            f"step {step} of {run.path}: it made {run.completed} rollouts, so give 0 … {run.completed - 1}."
+            f"step {step} of {run.path}: it made {run.completed - run.start} rollouts, so give {run.start} … "
+            f"{run.completed - 1}."
         )
     size = (run.settings["model"].get("algorithm") or {}).get("group_size")
     if isinstance(size, int) and not 0 <= sample < size:

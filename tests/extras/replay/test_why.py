@@ -248,6 +248,18 @@ def test_groups_of_dynamic_sampling_are_drawn_again_by_the_attempt_that_drew_the
         assert found.drawn_again and found.completion == row["completion"]
 
 
+def test_a_branch_is_asked_from_its_first_step_on(command_line: Any, asked: Path) -> None:
+    command_line.done(
+        "fit", f"--branch={asked}@3", "--name=branched", "--model.optimization.lr=1e-3", runs=asked.parent
+    )
+    branch = asked.parent / "branched"
+    row = next(row for row in _rows(branch) if row["step"] == 3)
+    found = why(branch, step=3, prompt=row["prompt_id"], sample=row["sample"], say=lambda line: None)
+    assert (found.completion, found.exact) == (row["completion"], True)
+    with pytest.raises(CannotReplay, match="give 3 … 4"):
+        why(branch, step=2, prompt=row["prompt_id"], sample=0)
+
+
 def test_a_step_between_checkpoints_is_made_first_and_a_run_keeps_what_it_has(run: Path, tmp_path: Path) -> None:
     for rollouts in (3, 4, 5):
         remove(run / "checkpoints" / f"rollout-{rollouts:06d}.ckpt")
