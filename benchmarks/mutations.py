@@ -167,6 +167,23 @@ MUTATIONS = [
         ('[Score(None, "unavailable", problem)]', '[Score(0.0, "unavailable", problem)]'),
         ('"return" in episode and episode["return"] is None', '"return" in episode and not episode["return"]'),
     ),
+    *_all(
+        "comparison", PURE, "tests/functional/test_estimates.py",
+        ("min(1.0, 2 * tail /", "min(1.0, tail /"),
+        ("one, two = (_resampled_means(side, resamples, generator) for side in (values, baseline))",
+         "one, two = (_resampled_means(each, resamples, generator) for each in (values - baseline, baseline * 0))"),
+    ),
+    *_all(
+        "comparison", "grpo_pl/extras/compare", "tests/extras/compare/test_paired.py",
+        ("first > Fraction(1, 2), second > Fraction(1, 2)", "first >= Fraction(1, 2), second >= Fraction(1, 2)"),
+        ("unpaired_difference(second, first)", "unpaired_difference(first, second)"),
+        ("if each.correct is not None]", "]"),
+        ("< FEW and bool(", "< 0 and bool("),
+    ),
+    *_all(
+        "comparison", "grpo_pl/extras/compare", "tests/extras/compare/test_sides.py",
+        ("(other.asked, other.answer) != (each.asked, each.answer)", "other.asked != each.asked"),
+    ),
 ]  # fmt: skip
 
 

@@ -136,6 +136,8 @@ def compare(
     if left := total - sum(map(len, asked.values())):
         later.append(f"{left} of {total} problems do not fit into the context of both and are left out.")
     sets = joined({name: of for name, of in asked.items() if of}, *drawn)
+    if not sets:
+        raise ValueError(f"no problem fits into the context of both {one.name} and {two.name}.")
     later += [
         f"{name}: only {each.differing} problems differ, too few for a bootstrap: its interval is too narrow."
         for name, each in sets.items()

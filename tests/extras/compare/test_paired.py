@@ -31,6 +31,10 @@ def test_cells_and_flips_by_hand() -> None:
     assert found.p_value == pytest.approx(2 * (1 + 7) / 2**7)
     assert [each.problem.id for each in found.flipped] == [4, 5, 6, 7, 8, 9, 3]  # gained first
     assert found.paired.value == pytest.approx(9 / 12 - 4 / 12)
+    assert found.unpaired.value == found.paired.value
+    assert found.width_ratio == pytest.approx(
+        (found.paired.high - found.paired.low) / (found.unpaired.high - found.unpaired.low)
+    )
     told = found.as_json()
     assert told["pass@1"]["a"] == pytest.approx(1 / 3) and told["pass@1"]["b"] == 0.75
     assert told["flipped"][-1]["solved_by"] == "a" and told["flipped"][0]["b"][0]["text"] == "b0"
