@@ -15,7 +15,7 @@ from grpo_pl.evaluation.curves import CAUSES, SILENT_ROLLOUTS, SilentRollouts
 from grpo_pl.evaluation.report import number_table
 from grpo_pl.files.runs import RunFolder
 from grpo_pl.functional.accelerated import missing_kernels
-from grpo_pl.policy.logprobs import forward_mode, was_tried
+from grpo_pl.policy.logprobs import forward_mode, tried_mode
 from grpo_pl.training.module import GRPOModule
 
 
@@ -39,7 +39,7 @@ def start_summary(module: GRPOModule) -> str:
     policy, budget = module.require_policy(), module.budget
     how = "configured" if budget.configured is not None else "found"
     weights = next(policy.parameters())
-    way = forward_mode(policy) if was_tried(policy) else "untried"
+    way = "untried" if tried_mode(policy) is None else forward_mode(policy)
     return (
         f"chosen: {module.engine.describe()}; {module.source.describe(module.algorithm, module.engine)}"
         f"log-probabilities scored in the {way} way; "

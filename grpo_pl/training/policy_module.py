@@ -24,6 +24,7 @@ from grpo_pl.evaluation.held_out import Answers, HeldOutMetrics, MetricResult, V
 from grpo_pl.functional.sampling import DRAW_RULE
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer
+from grpo_pl.policy.logprobs import tried_mode, use_forward_mode
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.trained import SETTINGS, NoSettings, ServedModel, find_model
 from grpo_pl.rewards.base import Reward, correctness_index
@@ -320,6 +321,7 @@ class PolicyModule(LightningModule):
         if self.settings is not None:
             checkpoint[SETTINGS] = self.settings
         checkpoint |= {"characters": self.policy_config.characters, "draw_rule": DRAW_RULE, "decoder": self.decoder}
+        checkpoint["forward_mode"] = tried_mode(self.policy)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         characters = self.policy_config.characters
@@ -327,6 +329,8 @@ class PolicyModule(LightningModule):
             raise ValueError(
                 "the checkpoint was trained with other policy.characters: give those of the config.yaml of its run."
             )
+        if (mode := checkpoint.get("forward_mode")) is not None and self.policy is not None:
+            use_forward_mode(self.policy, mode)
         self.decoder = checkpoint.get("decoder", TORCH)  # before there was a kernel, torch drew
         if getattr(self.engine, "decoder", None) is not None:  # of a sharded one, read after the start of a fit
             self._choose_decoder()

@@ -29,7 +29,7 @@ from grpo_pl.policy.loading import (
     load_tokenizer,
     model_config,
 )
-from grpo_pl.policy.logprobs import completion_logprobs
+from grpo_pl.policy.logprobs import completion_logprobs, tried_mode, use_forward_mode
 from grpo_pl.policy.template import PromptTemplate, takes_tools
 from grpo_pl.policy.tokenizer import CHARACTERS, FROM_DATA, known_characters, lacking_characters, shown_characters
 from grpo_pl.policy.trained import SETTINGS
@@ -234,6 +234,7 @@ class SFTModule(StepModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
         checkpoint |= {"token_budget": self.budget.state_dict(), "characters": self.policy_config.characters}
+        checkpoint["forward_mode"] = tried_mode(self.policy)
         if self.settings is not None:
             checkpoint[SETTINGS] = self.settings
 
@@ -243,6 +244,8 @@ class SFTModule(StepModule):
             raise ValueError(
                 "the checkpoint was trained with other policy.characters: give those of the config.yaml of its run."
             )
+        if (mode := checkpoint.get("forward_mode")) is not None and self.policy is not None:
+            use_forward_mode(self.policy, mode)
         self.budget.load_state_dict(checkpoint["token_budget"])
 
     def export(self, folder: Path, card: str = "") -> None:

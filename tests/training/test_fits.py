@@ -18,6 +18,7 @@ from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 from grpo_pl.distributed.strategy import FSDP2Strategy
 from grpo_pl.files.checkpoints import checkpoint_path
+from grpo_pl.policy.logprobs import tried_mode, use_forward_mode
 from grpo_pl.training.module import GRPOModule
 from tests.distributed.conftest import fork, join
 from tests.gradient_step import SHAPE
@@ -52,6 +53,22 @@ def test_a_checkpoint_of_the_trainer_alone_is_loaded_with_the_policy_and_rewards
     assert loaded.validation.samples == 3 and len(loaded.rewards) == 1 and len(loaded.tokenizer) > 90
     trained = module.require_policy().state_dict()
     assert all(torch.equal(weight, trained[name]) for name, weight in loaded.require_policy().state_dict().items())
+
+
+def test_a_resumed_fit_scores_in_the_way_that_was_found_at_its_start(tmp_path: Path) -> None:
+    """By other weights another way may be found, and ways differ by rounding: here it is one that no trial finds."""
+
+    class Chunked(Callback):
+        def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            use_forward_mode(pl_module.policy, "chunked")  # type: ignore[arg-type]
+
+    saved = RolloutCheckpoint(every_n_rollouts=1, keep=9)
+    saved.folder = tmp_path
+    _trainer(callbacks=[Chunked(), saved], enable_checkpointing=True).fit(tiny_module(), _data())
+    for checkpoint, expected in ((None, "packed"), (checkpoint_path(tmp_path, 1), "chunked")):
+        module = tiny_module()
+        _trainer().fit(module, _data(), ckpt_path=checkpoint, weights_only=True)
+        assert tried_mode(module.policy) == expected
 
 
 class Named(GRPOModule):
