@@ -21,7 +21,7 @@ QUICKSTART = f"--config={CONFIGS / 'quickstart.yaml'}"
         ("judge", "openai", ["fit", QUICKSTART, "--config=judged.yaml"]),
         ("lora", "peft", ["fit", QUICKSTART, "--model.policy.lora.rank=4"]),
         ("ray", "ray", ["fit", QUICKSTART, f"--config={CONFIGS / 'engine' / 'ray.yaml'}"]),
-        ("reasoning-gym", "reasoning_gym", ["fit", f"--config={CONFIGS / 'reasoning_gym.yaml'}"]),
+        ("reasoning-gym", "reasoning_gym", ["fit", f"--config={CONFIGS / 'reasoning_gym_mixture.yaml'}"]),
         ("vllm", "vllm", ["fit", QUICKSTART, f"--config={CONFIGS / 'engine' / 'vllm.yaml'}"]),
     ],
 )

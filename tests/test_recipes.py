@@ -159,17 +159,6 @@ def test_a_mixture_reports_every_part(train: Callable[..., tuple[Path, Rows]]) -
     assert float(step["reward"]) == pytest.approx(mean)
 
 
-@pytest.mark.slow
-def test_chain_sum_is_learned_from_nothing_on_a_cpu(
-    fresh_command_line: Any, read_metrics: Callable[[Path], Rows]
-) -> None:
-    pytest.importorskip("reasoning_gym")
-    fresh_command_line.done("fit", f"--config={CONFIGS / 'reasoning_gym.yaml'}")
-    rows = read_metrics(fresh_command_line.runs / "reasoning_gym" / "metrics.csv")
-    held_out = [float(row["val/pass@1"]) for row in rows if "val/pass@1" in row]
-    assert held_out[-1] - held_out[0] >= 0.2
-
-
 @pytest.mark.parametrize("overlay", sorted((CONFIGS / "template").glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_template_overlay_sets_every_field_of_the_template(overlay: Path) -> None:
     parser = ArgumentParser()

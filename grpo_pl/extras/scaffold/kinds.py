@@ -69,7 +69,7 @@ def kind_of(origin: str) -> tuple[Kind, str]:
     if scheme == "reasoning_gym":
         raise ValueError(
             f"--from {origin} is gone: set data.source to grpo_pl.data.tasks.reasoning_gym.ReasoningGymPrompts, as "
-            "configs/reasoning_gym.yaml does."
+            "configs/smollm2_think.yaml does."
         )
     if origin == "reward":
         return "reward", ""

@@ -175,7 +175,7 @@ def test_a_pretrained_policy_without_the_form_gets_yaml_to_paste(command_line: C
 
 
 SHIPPED = ["quickstart", "countdown_search", "code_tiny", "sorting"]
-SHIPPED += ["guess_number", "reasoning_gym", "frozen_lake", "calculator"]
+SHIPPED += ["guess_number", "frozen_lake", "calculator"]
 
 
 @pytest.mark.slow
