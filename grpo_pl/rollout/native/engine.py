@@ -276,8 +276,10 @@ class _TurnsEngine(NativeEngine):
         with torch.no_grad():
             if self._slots is None:
                 kernel, rows = self._kernel(model, monitor), self._most
-                by_kernel = None if kernel is None else accelerated.KernelSlots(kernel, model, rows=rows)
-                self._slots = by_kernel or TurnSlots(model, rows=rows)
+                if kernel is None:
+                    self._slots = TurnSlots(model, rows=rows)
+                else:
+                    self._slots = accelerated.KernelSlots(kernel, model, rows=rows)
             slots = self._slots
             found, fresh = continued(self._held, self._numbers, contexts)
             wanted = [row in found for row in range(len(self._held))]

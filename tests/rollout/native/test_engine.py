@@ -241,3 +241,14 @@ def test_contexts_go_on_from_what_was_kept_or_begin_anew(family):
                 del contexts[i]
         if turn == 1:
             contexts = {20: [7, 7, 7, 7], **contexts, 21: [5, 9, 1]}  # in front and behind
+
+
+@pytest.mark.parametrize("decoder", ["kernel"], indirect=True)
+def test_a_turn_has_the_bits_of_a_rollout_where_a_kernel_draws(decoder):
+    """Torch, which would draw the same tokens slower, rounds otherwise."""
+    model, key, contexts = build_model("qwen2"), make_keys(1, 1)[0][0], [[5, 9, i] for i in range(8)]
+    keys = [[replace(key, sample=i)] for i in range(8)]
+    engines = NativeEngine().continuing(model, rows=8), NativeEngine()
+    turn, whole = (generate(engine, model, contexts, keys, length=9) for engine in engines)
+    assert torch.equal(turn.completion_ids, whole.completion_ids)
+    assert torch.equal(turn.sampling_logprobs, whole.sampling_logprobs)
