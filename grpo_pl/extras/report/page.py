@@ -231,12 +231,15 @@ def tiles(columns: Mapping[str, Points], validations: Sequence[Row] = ()) -> lis
 
 
 def rollouts(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Rows grouped by rollout and prompt for the browser of the page; fields that a group shares are stored once."""
+    """Rows grouped by rollout and prompt for the browser of the page; fields that a group shares are stored once. The
+    id of a prompt is a text, since it has 64 bits and a script's numbers are exact to 53."""
     found: dict[int, dict[int, dict[str, Any]]] = {}
     for row in rows:
         group = found.setdefault(row["step"], {}).setdefault(
             row["prompt_id"],
-            {key: row[key] for key in ("prompt_id", "prompt", "question", "answer")} | {"completions": []},
+            {"prompt_id": str(row["prompt_id"])}
+            | {key: row[key] for key in ("prompt", "question", "answer")}
+            | {"completions": []},
         )
         group["completions"].append(_completion(row))
     return [{"step": step + 1, "groups": list(groups.values())} for step, groups in sorted(found.items())]

@@ -292,6 +292,14 @@ def test_each_completion_has_the_command_that_explains_it(page: Browser, run: Ru
     assert page.texts("#answers .why") == []  # held-out answers are of no step
 
 
+def test_the_id_of_a_prompt_is_a_text_since_a_script_rounds_numbers_of_64_bits(tmp_path: Path) -> None:
+    """Word problems, reasoning-gym's tasks and mixtures have such ids."""
+    run = write_run(tmp_path / "hashed")
+    write_samples(run, [sample_row(0, -4934428914534442802, sample, "4", float(sample)) for sample in (0, 1)])
+    ((group,),) = (rollout["groups"] for rollout in _data(build_page(run))["samples"])
+    assert group["prompt_id"] == "-4934428914534442802"
+
+
 def test_a_run_that_cannot_be_replayed_has_no_such_command(run: RunFolder, tmp_path: Path) -> None:
     assert _data(build_page(run))["why"].startswith("grpo-pl why ")
     other = write_run(tmp_path / "old")
