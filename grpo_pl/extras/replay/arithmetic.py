@@ -35,6 +35,8 @@ def advantage_lines(
     line."""
     given = float(experience.statistics.advantages.flatten()[experience.first_row + row])
     lines = _lines(algorithm, experience, row, max_completion_length)
+    if reason := _left_out(algorithm, experience, row):
+        lines.append(Line(f"left out of the loss: {reason}", "", 0.0))
     found = next((line.value for line in reversed(lines) if line.value is not None), None)
     if found is None or not math.isclose(found, given, rel_tol=1e-4, abs_tol=1e-6):
         lines.append(Line("advantage, as the objective's own code gives it", "", given))
@@ -83,22 +85,39 @@ def _lines(a: GRPOAlgorithm, experience: Experience, row: int, longest: int) -> 
         lines.append(Line("only the best of the group keep theirs", "", _at(shaped, p, g)))
     if isinstance(a.baseline, AdvantageEstimator):
         return lines
-    lines += _baseline(a.baseline, shaped, valid, experience, p, g)
-    greedy = None
-    if experience.greedy is not None:
-        greedy, _ = adv.combine_rewards(
-            torch.tensor(experience.greedy.values(), dtype=torch.float64, device=shaped.device),
-            torch.tensor([one.weight for one in rewards], dtype=torch.float64, device=shaped.device),
-        )
+    greedy = _greedy(experience)
+    if greedy is not None and bool(greedy[p].isnan()):
+        return lines
+    lines += _baseline(a.baseline, shaped, valid, greedy, p, g)
     centred = adv.subtract_baseline(shaped, valid, baseline=a.baseline, greedy=greedy)
-    lines += _scaled(a, centred, shaped, experience, p, g)
-    if not bool(statistics.keep[p, g]):
-        why = "it was cut off" if a.mask_truncated and bool(experience.truncated[p, g]) else "samples: correct"
-        lines.append(Line(f"left out of the loss ({why})", "", 0.0))
-    return lines
+    return lines + _scaled(a, centred, shaped, experience, p, g)
 
 
-def _baseline(name: str, shaped: Tensor, valid: Tensor, experience: Experience, p: int, g: int) -> list[Line]:
+def _greedy(experience: Experience) -> Tensor | None:
+    """(P,) rewards of the greedy completions, NaN where there is none; None where none was drawn."""
+    if experience.greedy is None:
+        return None
+    values = torch.tensor(experience.greedy.values(), dtype=torch.float64, device=experience.values.device)
+    weights = values.new_tensor([reward.weight for reward in experience.scored.rewards])
+    rewards, valid = adv.combine_rewards(values, weights)
+    return rewards.masked_fill(~valid, math.nan)
+
+
+def _left_out(a: GRPOAlgorithm, experience: Experience, row: int) -> str:
+    """Why a completion that has a reward is not in the loss; empty for one that is."""
+    statistics = experience.statistics
+    p, g = divmod(experience.first_row + row, experience.rollout.group_size)
+    if bool(statistics.keep[p, g]) or not bool(statistics.valid[p, g]):
+        return ""
+    if a.mask_truncated and bool(experience.truncated[p, g]):
+        return "it was cut off"
+    greedy = _greedy(experience)
+    if greedy is not None and bool(greedy[p].isnan()):
+        return "the greedy completion of its prompt has no reward"
+    return "it is not right (samples: correct)"
+
+
+def _baseline(name: str, shaped: Tensor, valid: Tensor, greedy: Tensor | None, p: int, g: int) -> list[Line]:
     """The baseline, and what is left of the reward."""
     mine, group = _at(shaped, p, g), shaped[p][valid[p]].tolist()
     if name == "none":
@@ -112,10 +131,8 @@ def _baseline(name: str, shaped: Tensor, valid: Tensor, experience: Experience, 
     elif name == "batch_mean":
         what, terms = "mean of the rollout", shaped[valid].tolist()
     else:
-        assert experience.greedy is not None
-        total = experience.greedy.totals()[p]
-        baseline = math.nan if total is None else total
-        what, terms = "reward of the greedy completion", [baseline]
+        assert greedy is not None
+        what, terms = "reward of the greedy completion", [float(greedy[p])]
     if not terms:
         return [Line("nobody else is in its group", "", 0.0)]
     mean = math.fsum(terms) / len(terms)

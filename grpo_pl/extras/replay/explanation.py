@@ -213,7 +213,7 @@ def conclusions(found: Explanation) -> list[str]:
     """What can be said in sentences."""
     told = {
         True: "drawn again alone, by its key: the same tokens.",
-        False: "drawn again alone, by its key: other tokens, so that the machine rounds otherwise than the run's.",
+        False: "drawn again alone, by its key: other tokens, as alone logits round otherwise than among others.",
         None: "it was drawn from earlier weights, or in an environment that plays ahead: not drawn alone.",
     }
     lines = [told[found.drawn_again]]

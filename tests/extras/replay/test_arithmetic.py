@@ -118,6 +118,18 @@ def test_each_reward_is_normalised_by_itself(made: Any) -> None:
     assert values[1:4] == pytest.approx([*parts, parts[0] + 0.5 * parts[1]], abs=1e-5)
 
 
+def test_a_greedy_completion_without_a_reward_leaves_its_group_out_and_no_number_is_nan(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TEXTS, 1, ["?;?", *TEXTS[1][1:]])  # which is drawn greedily as well
+    experience, lines = made(baseline="greedy", scale="none")
+    assert experience.greedy is not None and experience.greedy.totals() == [1.0, None]
+    for row in (5, 7):
+        assert [line.value for line in lines(row)] == [float(experience.statistics.rewards.flatten()[row]), 0.0]
+        assert "greedy" in lines(row)[-1].what
+    assert [line.value for line in lines(3)][:3] == [1.5, 1.0, 0.5]
+
+
 def test_a_baseline_of_ones_own_is_told_as_what_its_code_gives(made: Any) -> None:
     experience, lines = made(baseline=LeaveOneOutMedian(), scale="none")
     assert [(line.what, line.value) for line in lines(3)] == [
