@@ -67,6 +67,8 @@ MODULES = {
     "grpo_pl.rollout.episode_rows": "grpo_pl.extras.agents.episode_rows",
     "grpo_pl.rollout.episodes": "grpo_pl.extras.agents.episodes",
     "grpo_pl.rollout.native.child": "grpo_pl.extras.engines.native_child",
+    "grpo_pl.rollout.native.decode_kernel": "grpo_pl.extras.kernels.decode_kernel",
+    "grpo_pl.rollout.native.kernel_slots": "grpo_pl.extras.kernels.kernel_slots",
     "grpo_pl.rollout.partial": "grpo_pl.extras.engines.partial_completions",
     "grpo_pl.rollout.ray": "grpo_pl.extras.engines.ray",
     "grpo_pl.rollout.vllm": "grpo_pl.extras.engines.vllm",
