@@ -14,7 +14,7 @@ from grpo_pl.config.objects import ConfigArguments
 from grpo_pl.evaluation.curves import read_curves
 from grpo_pl.extras.compare import compared
 from grpo_pl.extras.compare.comparison import results_table
-from grpo_pl.extras.compare.page import default_place, write_page
+from grpo_pl.extras.compare.page import check_place, default_place, write_page
 from grpo_pl.extras.compare.paired import Answer, PairedProblems
 
 SHOWN = 6
@@ -64,6 +64,8 @@ def compare(
         output: the HTML page with all flipped problems; by default compare-A-B.html beside the folder of a.
         json: print the result as JSON, and write a page only where --output names one.
     """
+    if output is not None:
+        check_place(output)  # before anything is drawn
     found = compared.compare(
         a,
         b,

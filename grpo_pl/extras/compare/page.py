@@ -28,14 +28,25 @@ def default_place(found: Comparison) -> Path:
     return folder.parent / f"compare-{'-'.join(names)}.html"
 
 
+def check_place(output: Path) -> None:
+    """Refuses a place of the page that is no file.
+
+    Raises:
+        ValueError: ``output`` is a folder, or what should be its folder is a file.
+    """
+    if output.is_dir():
+        raise ValueError(f"--output {output} is a folder: name a file.")
+    if not next(folder for folder in output.absolute().parents if folder.exists()).is_dir():
+        raise ValueError(f"--output {output} would be inside a file: name another place.")
+
+
 def write_page(found: Comparison, output: Path) -> Path:
     """Writes the page of a comparison, atomically, and returns its path.
 
     Raises:
-        ValueError: ``output`` is a folder.
+        ValueError: see `check_place`.
     """
-    if output.is_dir():
-        raise ValueError(f"--output {output} is a folder: name a file.")
+    check_place(output)
     title = f"{found.a.name} · {found.b.name} – grpo-pl compare"
     style = asset("page.css") + _own("page.css")
     page = whole_page(_own("page.html"), title=title, style=style, script=_own("page.js"), data=page_data(found))

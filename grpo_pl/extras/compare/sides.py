@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
-from sys import stderr
 from typing import Any
 
 import grpo_pl
@@ -189,7 +189,7 @@ def answers_of(
     answerer = load_answerer(replace(side.model, rewards=rewards), device, **drawing)
     judge = replace(answerer, rewards=[answerer.rewards[require_correctness(answerer.rewards, "compare")]])
     found: dict[tuple[str, int], list[Answer]] = {}
-    with redirect_stdout(stderr):  # which is for the result
+    with redirect_stdout(sys.stderr):  # which is for the result
         for name, asked in problems.items():
             long = judge.too_long(asked, len(asked))
             rest = [each for each in asked if each.id not in long]

@@ -203,6 +203,15 @@ def test_numbers_without_sense_are_refused(asked: Callable[..., Outcome], option
     assert outcome.status == 2 and option.partition("=")[0].replace("-size", "_size") in outcome.err
 
 
+def test_a_page_that_has_no_place_is_told_before_anything_is_drawn(
+    asked: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path, tmp_path / "file" / "page.html", tmp_path / "file" / "new" / "page.html"):
+        outcome = asked("one", "two", f"--output={place}")
+        assert outcome.status == 2 and outcome.out == "" and "--output" in outcome.err.splitlines()[0]
+
+
 def test_problems_may_be_named_by_a_configuration(
     command_line: CommandLine, asked: Callable[..., Outcome], folder: Path, tmp_path: Path
 ) -> None:
