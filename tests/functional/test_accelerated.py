@@ -1,5 +1,8 @@
 """Where kernels run, and how they are found."""
 
+import ast
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -25,6 +28,18 @@ def test_they_run_on_a_gpu_unless_torch_is_asked_for(
     if switch is not None:
         monkeypatch.setenv(SWITCH, switch)
     assert has_triton(torch.device(kind)) is expected
+
+
+def test_type_checkers_see_the_names_of_the_registry() -> None:
+    imported = {
+        (node.module, alias.name)
+        for node in ast.walk(ast.parse(Path(accelerated.__file__).read_text()))
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("grpo_pl.extras.kernels.")
+        for alias in node.names
+        if alias.asname
+    }
+    named = {(f"grpo_pl.extras.kernels.{module}", name) for name, module in accelerated._MODULE_OF.items()}
+    assert imported == named
 
 
 def test_the_registry_imports_a_kernel_when_it_is_asked_for() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def asked_config(path: str, source: PromptSource, drafted: Draft, *, lora: bool 
         lora: train adapters; None goes by the size of the model.
     """
     values, tokenizer, context = _model_values(path, lora=lora)
-    problems = list(source.problems("train") or source.prompts(0, count=LOOKED_AT))[:LOOKED_AT]
+    problems = list(islice(source.problems("train") or source.prompts(0, count=LOOKED_AT), LOOKED_AT))
     template = PromptTemplate(system=SYSTEM)
     prompt = max(len(template.encode(problem.asked, tokenizer)) for problem in problems)
     shown = [_demonstration(problem, source) for problem in problems]
