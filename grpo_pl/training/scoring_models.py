@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_pl.distributed.sharding import Sharding, shard
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.policy.logprobs import use_forward_mode
 from grpo_pl.policy.privileged import PrivilegedText
 from grpo_pl.policy.weights import is_sharded
 from grpo_pl.rollout.sampler import CompletionSampler
@@ -87,3 +88,5 @@ class ScoringModels:
         """Takes the entries of a checkpoint."""
         for name, each in self._copies.items():
             each.load_state_dict(checkpoint.get(name) or {})
+            if (mode := checkpoint.get("forward_mode")) is not None:
+                use_forward_mode(each.model, mode)  # which it found at the start, when its weights were the policy's

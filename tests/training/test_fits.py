@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +63,20 @@ def test_a_resumed_fit_scores_in_the_way_that_was_found_at_its_start(tmp_path: P
         def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
             use_forward_mode(pl_module.policy, "chunked")  # type: ignore[arg-type]
 
+    def referring() -> GRPOModule:
+        module = tiny_module()
+        changes: dict[str, Any] = {"beta": 0.1, "reference": "refreshed", "ref_update_every": 1}
+        module.configured_algorithm = module.algorithm = replace(module.algorithm, **changes)
+        return module
+
     saved = RolloutCheckpoint(every_n_rollouts=1, keep=9)
     saved.folder = tmp_path
-    _trainer(callbacks=[Chunked(), saved], enable_checkpointing=True).fit(tiny_module(), _data())
+    _trainer(callbacks=[Chunked(), saved], enable_checkpointing=True).fit(referring(), _data())
     for checkpoint, expected in ((None, "packed"), (checkpoint_path(tmp_path, 1), "chunked")):
-        module = tiny_module()
+        module = referring()
         _trainer().fit(module, _data(), ckpt_path=checkpoint, weights_only=True)
-        assert tried_mode(module.policy) == expected
+        assert module._scoring.reference is not None
+        assert tried_mode(module.policy) == tried_mode(module._scoring.reference.model) == expected
 
 
 class Named(GRPOModule):
