@@ -139,6 +139,11 @@ def compare(
     if not sets:
         raise ValueError(f"no problem fits into the context of both {one.name} and {two.name}.")
     later += [
+        f"{name}: no answer to any of its problems could be judged on both sides; it is left out."
+        for name, of in asked.items()
+        if of and name not in sets
+    ]
+    later += [
         f"{name}: only {each.differing} problems differ, too few for a bootstrap: its interval is too narrow."
         for name, each in sets.items()
         if each.paired.method == "bootstrap" and each.differing < FEW

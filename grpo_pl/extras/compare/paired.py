@@ -192,15 +192,17 @@ def paired_bootstrap(baseline: Tensor, values: Tensor, *, resamples: int = RESAM
 
 
 def joined(problems: Mapping[str, Sequence[Problem]], a: Answers, b: Answers) -> dict[str, PairedProblems]:
-    """Set -> its problems with the answers of both.
+    """Set -> its problems with the answers of both; a set without judged answers on both sides is left out.
 
     Raises:
-        ValueError: see `PairedProblems.of`.
+        ValueError: no set is left, see `PairedProblems.of`.
     """
-    return {
-        name: PairedProblems.of([Pair(problem=each, a=a[name, each.id], b=b[name, each.id]) for each in asked])
+    pairs = {
+        name: [Pair(problem=each, a=a[name, each.id], b=b[name, each.id]) for each in asked]
         for name, asked in problems.items()
     }
+    judged = {name: of for name, of in pairs.items() if any(pair.shares is not None for pair in of)}
+    return {name: PairedProblems.of(of) for name, of in (judged or pairs).items()}
 
 
 Answers = Mapping[tuple[str, int], Sequence[Answer]]

@@ -83,6 +83,15 @@ def test_answers_are_joined_by_set_and_problem() -> None:
     assert {name: each.cells["only_b"] for name, each in found.items()} == {"val": 0, "val/more": 1}
 
 
+def test_a_set_without_judged_answers_is_left_out_beside_others() -> None:
+    one = Problem(id=7, question="q", answer="1")
+    right, unjudged = (pair(0, [each], [each]).a for each in (True, None))
+    answers = {("val", 7): right, ("val/more", 7): unjudged}
+    assert joined({"val": [one], "val/more": [one]}, answers, answers).keys() == {"val"}
+    with pytest.raises(ValueError, match="judged"):
+        joined({"val/more": [one]}, answers, answers)
+
+
 @pytest.mark.parametrize(
     ("samples", "problems", "shift"),
     [(1, 200, 0.085), (1, 200, 0.0), (4, 60, 0.15)],
