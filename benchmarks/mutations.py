@@ -92,7 +92,7 @@ MUTATIONS = [
     *_all(
         "losses", "grpo_pl/training", "tests/distributed/test_episodes.py tests/distributed/test_invariance.py",
         ("backward(loss * self.collective.world, number", "backward(loss, number"),
-        ("loss(tokens, weight * weights)", "loss(tokens, weights)"),
+        ("return tokens, weight * weights", "return tokens, weights"),
     ),
     *_all(
         "advantages", PURE, "tests/functional/test_advantages.py",

@@ -298,8 +298,7 @@ class GRPOModule(PolicyModule):
         self._weight_sync.begin(self._data.completed_rollouts)
         experience = self.collect(batch)  # prompts → rollout → reward → advantage
         self._data.source.observe(experience.rates)
-        for callback in self._step_callbacks:
-            callback.before_update(self.trainer, self, experience)
+        self._before_update(experience)
         result = self.update(experience)  # → loss → update
         seconds = time.perf_counter() - started
         self.engine.update_weights(self.require_policy())
@@ -367,6 +366,10 @@ class GRPOModule(PolicyModule):
     def _backward(self, loss: Tensor, last: bool) -> None:
         with joining_gradients(self.trainer.strategy, self.require_policy(), last=last):
             self.manual_backward(loss)
+
+    def _before_update(self, experience: Experience) -> None:
+        for callback in self._step_callbacks:
+            callback.before_update(self.trainer, self, experience)
 
     def _log_step(self, experience: Experience, result: UpdateResult, seconds: float) -> None:
         """Logs the metrics of a step, and ends a run that has diverged."""

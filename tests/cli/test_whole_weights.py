@@ -188,8 +188,9 @@ def test_a_server_does_not_start(request: pytest.FixtureRequest, what: str, weig
     asked = ["serve", f"--model={request.getfixturevalue(what)}", "--port=0", "--trust-rewards"]
     process, output = forked(partial(with_forked_workers, partial(main, asked)))
     with output:
-        (line,) = output.read().splitlines()
-    assert process.wait() == 1
+        said = output.read()
+    assert process.wait() == 1 and len(said.splitlines()) == 1, said
+    line = said.strip()
     assert line.startswith("grpo-pl serve: error: ") and f"{weight} is missing" in line
 
 
