@@ -106,8 +106,8 @@ class PolicyServer(litserve.LitServer):
         self._add_routes()
 
     def setup_auth(self, lit_api: Any = None) -> Any:
-        """The key of all routes is asked for in the middleware."""
-        return _nothing
+        """Asks for nothing: the middleware asks for the key of all routes."""
+        return lambda: None
 
     def _add_routes(self) -> None:
         routes = self.app.router.routes
@@ -215,6 +215,8 @@ class PolicyServer(litserve.LitServer):
 
     def _end_all(self) -> None:
         """Ends what LitServe leaves behind where the start failed."""
+        for worker in getattr(self, "inference_workers", ()):
+            worker.kill()  # before the queues, of whose loss it would tell in a traceback
         if self.transport_config.manager is not None:
             self.transport_config.manager.shutdown()
         for child in multiprocessing.active_children():  # for which the end of this process would wait
@@ -280,10 +282,6 @@ class PolicyServer(litserve.LitServer):
             f"curl {address}{CHAT}{key} -H 'Content-Type: application/json' -d '{json.dumps(message)}'",
         ]
         print("\n".join(lines), flush=True)
-
-
-async def _nothing() -> None:
-    """Asks for nothing."""
 
 
 async def _give_back_memory() -> None:
