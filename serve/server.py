@@ -106,8 +106,8 @@ class PolicyServer(litserve.LitServer):
         self._add_routes()
 
     def setup_auth(self, lit_api: Any = None) -> Any:
-        """Asks for nothing: the middleware asks for the key of all routes."""
-        return lambda: None
+        """The key of all routes is asked for in the middleware."""
+        return _nothing
 
     def _add_routes(self) -> None:
         routes = self.app.router.routes
@@ -215,12 +215,9 @@ class PolicyServer(litserve.LitServer):
 
     def _end_all(self) -> None:
         """Ends what LitServe leaves behind where the start failed."""
-        for worker in getattr(self, "inference_workers", ()):
-            worker.kill()  # before the queues, of whose loss it would tell in a traceback
-        if self.transport_config.manager is not None:
-            self.transport_config.manager.shutdown()
-        for child in multiprocessing.active_children():  # for which the end of this process would wait
-            child.kill()
+        children = multiprocessing.active_children()  # for which the end of this process would wait
+        for child in sorted(children, key=lambda child: child.name != "inference-worker"):
+            child.kill()  # the workers first, which would tell of the loss of their queues in a traceback
 
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
@@ -282,6 +279,10 @@ class PolicyServer(litserve.LitServer):
             f"curl {address}{CHAT}{key} -H 'Content-Type: application/json' -d '{json.dumps(message)}'",
         ]
         print("\n".join(lines), flush=True)
+
+
+async def _nothing() -> None:
+    """Asks for nothing."""
 
 
 async def _give_back_memory() -> None:
