@@ -155,10 +155,9 @@ class PolicyServer(litserve.LitServer):
         return Response(_PAGE, media_type="text/html; charset=utf-8", headers=headers)
 
     async def _metrics(self) -> Response:
-        policy = self.policy
-        self.metrics.running.set(policy.running)
-        self.metrics.waiting.set(policy.waiting)
-        self.metrics.open.set(len(policy.calls) + len(self.rewards.calls))
+        self.metrics.running.set(self.policy.running)
+        self.metrics.waiting.set(self.policy.waiting)
+        self.metrics.open.set(len(self.policy.calls) + len(self.rewards.calls))
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
     # --- start and end ----------------------------------------------------------------------------------------------
@@ -215,9 +214,11 @@ class PolicyServer(litserve.LitServer):
 
     def _end_all(self) -> None:
         """Ends what LitServe leaves behind where the start failed."""
-        children = multiprocessing.active_children()  # for which the end of this process would wait
-        for child in sorted(children, key=lambda child: child.name != "inference-worker"):
-            child.kill()  # the workers first, which would tell of the loss of their queues in a traceback
+        for child in multiprocessing.active_children():  # for which the end of this process would wait
+            if "Manager" not in child.name:
+                child.kill()  # before the queues, of whose loss it would tell in a traceback
+        if self.transport_config.manager is not None:
+            self.transport_config.manager.shutdown()
 
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
