@@ -6,9 +6,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from grpo_pl.extras.kernels import graph_decoder
 from grpo_pl.extras.kernels.graph_decoder import GraphDecoder
-from grpo_pl.functional import sampling
+from grpo_pl.functional import accelerated, sampling
 from grpo_pl.policy.lora import Lora, adapters_off, add_adapters
 from grpo_pl.rollout.native import engine as native_engine
 from grpo_pl.rollout.native.decoder_choice import SWITCH
@@ -31,7 +30,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[GraphDecoder]:
             made.append(self)
 
     monkeypatch.setenv(SWITCH, "torch")
-    monkeypatch.setattr(graph_decoder, "GraphDecoder", Watched)
+    monkeypatch.setattr(accelerated, "GraphDecoder", Watched)
     monkeypatch.setattr(native_engine, "decodes_in_graphs", lambda model: True)
     monkeypatch.setattr(sampling, "has_triton", lambda device: True)
     return made
