@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import html
 import json
-import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
@@ -21,6 +20,8 @@ from grpo_pl.files.writing import staged
 
 STYLE, SCRIPT = "theme.css", ("charts.js", "completions.js")
 """Parts of every page; each adds its own."""
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+"""What a page that is a file may load: nothing."""
 LARGEST_SAMPLES = 8_000_000
 """Most bytes of samples in a report; beyond, it shows every second rollout only, or every fourth, eighth …"""
 
@@ -276,22 +277,33 @@ def _page(data: Mapping[str, Any]) -> str:
     return whole_page(asset("page.html"), title=title, style=asset("page.css"), script=asset("page.js"), data=data)
 
 
-def whole_page(page: str, *, title: str, style: str, script: str, data: Any = None) -> str:
-    """A page without external resources: ``{{title}}``, ``{{style}}``, ``{{script}}`` and ``{{data}}`` filled in.
+def whole_page(body: str, *, title: str, style: str, script: str, data: Any = None) -> str:
+    """A page without external resources around a ``body``.
 
     Args:
-        page: the HTML with the placeholders.
+        body: the HTML between ``<body>`` and the scripts.
         style: what comes after the shared style, and ``script`` what comes after the shared scripts.
-        data: JSON values; whatever stands in them stays data.
+        data: JSON values of a page that is a file, which may load nothing; whatever stands in them stays data.
     """
-    parts: Mapping[str, str] = {
-        "{{title}}": html.escape(title),
-        "{{style}}": f"{asset(STYLE)}{style}",
-        "{{script}}": "\n".join([*map(asset, SCRIPT), script]),
-        "{{data}}": json_in_html(data),
-    }
-    # in one pass, so that data which looks like a placeholder is not replaced
-    return re.sub(r"\{\{(?:title|style|script|data)\}\}", lambda placeholder: parts[placeholder.group()], page)
+    policy, held = "", ""
+    if data is not None:
+        policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        held = f'<script type="application/json" id="data">{json_in_html(data)}</script>\n'
+    scripts = "\n".join([*map(asset, SCRIPT), script])
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+{policy}<title>{html.escape(title)}</title>
+<link rel="icon" href="data:,">
+<style>{asset(STYLE)}{style}</style>
+</head>
+<body>
+{body}{held}<script>{scripts}</script>
+</body>
+</html>
+"""
 
 
 def json_in_html(data: Any) -> str:

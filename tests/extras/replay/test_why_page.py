@@ -83,6 +83,7 @@ EXPLANATION = Explanation(
     drawn_again=True,
     held_to="32 completions",
     exact=True,
+    other_here=[],
     rewards=[Rewarded(name="math", weight=1.0, value=None, status="bad_gold", detail=HOSTILE)],
     arithmetic=[Line("reward", HOSTILE, 0.25), Line("divided by it", "0.25 / 0.5", -0.75)],
     group=[_member(0, "".join(TEXTS)), _member(1, HOSTILE)],
