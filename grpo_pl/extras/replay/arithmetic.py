@@ -80,17 +80,16 @@ def _lines(a: GRPOAlgorithm, experience: Experience, row: int, longest: int) -> 
         lines.append(Line(f"with −beta · KL, beta {_short(a.beta)}", _added(lines, cost[p, g]), _at(shaped, p, g)))
     if a.reward_aggregation == "normalize_then_sum":
         return lines + _each_normalized(a, experience, p, g)
+    if (greedy := _greedy(experience)) is not None:
+        valid = valid & ~greedy.isnan().unsqueeze(1)
     if a.max_rewards:
         shaped = adv.keep_best(shaped, valid)
         lines.append(Line("only the best of the group keep theirs", "", _at(shaped, p, g)))
-    if isinstance(a.baseline, AdvantageEstimator):
-        return lines
-    greedy = _greedy(experience)
-    if greedy is not None and bool(greedy[p].isnan()):
+    if isinstance(a.baseline, AdvantageEstimator) or not bool(valid[p, g]):
         return lines
     lines += _baseline(a.baseline, shaped, valid, greedy, p, g)
     centred = adv.subtract_baseline(shaped, valid, baseline=a.baseline, greedy=greedy)
-    return lines + _scaled(a, centred, shaped, experience, p, g)
+    return lines + _scaled(a, centred, shaped, valid, experience.lengths, p, g)
 
 
 def _greedy(experience: Experience) -> Tensor | None:
@@ -143,9 +142,10 @@ def _baseline(name: str, shaped: Tensor, valid: Tensor, greedy: Tensor | None, p
     ]
 
 
-def _scaled(a: GRPOAlgorithm, centred: Tensor, shaped: Tensor, experience: Experience, p: int, g: int) -> list[Line]:
+def _scaled(
+    a: GRPOAlgorithm, centred: Tensor, shaped: Tensor, valid: Tensor, lengths: Tensor, p: int, g: int
+) -> list[Line]:
     """What the centred reward is divided by, and the quotient."""
-    valid = experience.statistics.valid
     mine, eps = _at(centred, p, g), a.std_eps
     if a.scale == "none":
         return []
@@ -159,7 +159,7 @@ def _scaled(a: GRPOAlgorithm, centred: Tensor, shaped: Tensor, experience: Exper
     if a.scale != "token_whitening" and bool(adv.all_equal(terms, torch.ones_like(terms).bool(), dim=None)):
         return [Line(f"all rewards of the {where} are equal: nothing tells its completions apart", "", 0.0)]
     if a.scale == "token_whitening":
-        counts = (experience.lengths * valid).double()
+        counts = (lengths * valid).double()
         mean, std = (float(each) for each in adv.masked_mean_std(centred.double(), counts, dim=None, ddof=a.std_ddof))
         quotient = f"({_short(mine)} − {_short(mean)}) / ({_short(std)} + {_short(eps)})"
         return [
@@ -192,7 +192,8 @@ def _each_normalized(a: GRPOAlgorithm, experience: Experience, p: int, g: int) -
         total = total + reward.weight * scaled
         if bool(present[p, g]):
             terms = filled[p][present[p]]
-            mean, std = float(terms.mean()), float(terms.std(unbiased=bool(a.std_ddof)))
+            mean = float(terms.mean())
+            std = float(terms.std(unbiased=bool(a.std_ddof))) if len(terms) > 1 else 0.0
             quotient = f"({_short(_at(filled, p, g))} − {_short(mean)}) / ({_short(std)} + {_short(a.std_eps)})"
             lines.append(Line(f"{reward.name}, normalised in its group", quotient, _at(scaled, p, g)))
             parts.append(f"{_short(_at(scaled, p, g))} × {_short(float(reward.weight))}")

@@ -143,6 +143,8 @@ class Explanation:
     """What of the replayed step was compared with the run's record."""
     exact: bool
     """False where the replay is equal up to rounding only."""
+    other_here: Sequence[str]
+    """What is other here than in the run, and makes a replay equal up to rounding only."""
     rewards: Sequence[Rewarded]
     arithmetic: Sequence[Line]
     """From the rewards to the advantage, line by line."""
@@ -195,18 +197,21 @@ def why(
     recorded.check_trusted(run_rewards)
     recorded.check_completions()
     checkpoint = checkpoint_at(recorded, step, run_rewards=run_rewards, say=say)
-    watch = Watch(step, prompt, sample, dict(_later_weights(recorded, step)))
+    watch = Watch(step, prompt, sample, _later_weights(recorded, step))
     alone = recorded.processes == 1
     with cache.workplace() as folder:
         run_forward(recorded, checkpoint, step + 1, folder, None if alone else ALONE, [watch])
         held = compare(recorded, RecordedFit(RunFolder(folder / NAME)), step, step + 1)
-    exact = alone and not recorded.surroundings_changed()
+    other_here = recorded.surroundings_changed()
+    if not alone:
+        other_here.append(f"{recorded.processes} processes there, one here")
+    exact = not other_here
     if held.first is not None and exact:
         raise CannotReplay(unlike_the_record(recorded, held))
     if held.first is not None:
         say(f"equal up to rounding only: {held.first}.")
-    told = f"{held.completions} completions and {held.weights} digests of weights"
-    return _explanation(recorded, watch, exact and held.first is None, told)
+    told = f"{held.completions} completions and {held.weights} digest{'s' * (held.weights != 1)} of weights"
+    return _explanation(recorded, watch, exact and held.first is None, other_here, told)
 
 
 def conclusions(found: Explanation) -> list[str]:
@@ -217,9 +222,9 @@ def conclusions(found: Explanation) -> list[str]:
         None: "it was drawn from earlier weights, or in an environment that plays ahead: not drawn alone.",
     }
     lines = [told[found.drawn_again]]
-    lines.append(
-        f"held to the record: {found.held_to}, " + ("bit for bit." if found.exact else "equal up to rounding only.")
-    )
+    reason = f" ({'; '.join(found.other_here)})" if found.other_here else ""
+    equal = "bit for bit" if found.exact else f"equal up to rounding only{reason}"
+    lines.append(f"held to the record: {found.held_to}, {equal}.")
     if found.right_from is not None:
         lines.append(f"the answer is right first under the weights after {found.right_from} rollouts.")
     elif found.later and not found.correct and all(each.correct is False for each in found.later):
@@ -261,16 +266,17 @@ def _key(
     return step, prompt, sample
 
 
-def _later_weights(run: RecordedRun, step: int) -> Iterator[tuple[int, Path]]:
-    """The run's own checkpoints behind a step that are whole and hold the weights that it recorded."""
-    for rollouts, path in run.checkpoints().items():
+def _later_weights(run: RecordedRun, step: int) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    """The weights of the run's own checkpoints behind a step that are whole and hold those that it recorded, each read
+    when it is asked for."""
+    for rollouts, path in sorted(run.checkpoints().items()):
         if rollouts > step + 1 and broken(path) is None:
-            recorded = run.digests.get(rollouts)
-            if recorded in (None, weights_digest(policy_weights(read_checkpoint(path)).items())):
-                yield rollouts, path
+            weights = policy_weights(read_checkpoint(path))
+            if run.digests.get(rollouts) in (None, weights_digest(weights.items())):
+                yield rollouts, weights
 
 
-def _explanation(run: RecordedRun, watch: Watch, exact: bool, held_to: str) -> Explanation:
+def _explanation(run: RecordedRun, watch: Watch, exact: bool, other_here: Sequence[str], held_to: str) -> Explanation:
     experience, row = watch.experience, watch.row
     samples, rollout, scored = experience.samples, experience.rollout, experience.scored
     problem = samples.per_row[row]
@@ -294,6 +300,7 @@ def _explanation(run: RecordedRun, watch: Watch, exact: bool, held_to: str) -> E
         drawn_again=None if at_once is None else _ids_of(at_once) == ids,
         held_to=held_to,
         exact=exact,
+        other_here=other_here,
         rewards=[
             Rewarded(name=reward.name, weight=float(reward.weight), **_described(described[reward.name]))
             for reward in scored.rewards

@@ -33,6 +33,7 @@ OPTIONS = {
     "trainer.max_time": "null",
     "trainer.logger": "false",
     "trainer.profiler": "null",
+    "samples.every_n_rollouts": "0",
     "checkpoint.every_n_rollouts": "0",
     "checkpoint.every_n_minutes": "null",
     "checkpoint.keep_best": "0",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -13,8 +12,6 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from grpo_pl.extras.replay.recorded import CannotReplay
-from grpo_pl.files.checkpoints import policy_weights
-from grpo_pl.files.sharded_checkpoints import read_checkpoint
 from grpo_pl.functional.logprobs import restricted
 from grpo_pl.objective.policy_term import clip_stats
 from grpo_pl.policy.logprobs import completion_logprobs
@@ -78,7 +75,7 @@ class Watch(StepCallback):
         step: the rollout.
         prompt_id: its problem.
         sample: the number of the completion in its group.
-        later: completed rollouts -> checkpoint, from whose weights the same key is drawn as well.
+        later: completed rollouts and weights, from which the same key is drawn as well.
     """
 
     module: GRPOModule
@@ -92,8 +89,10 @@ class Watch(StepCallback):
     """(B, T) log-probabilities of the group before the update, 0 of other rows; ``after`` likewise."""
     after: Tensor
 
-    def __init__(self, step: int, prompt_id: int, sample: int, later: Mapping[int, Path] | None = None) -> None:
-        self.step, self.prompt_id, self.sample, self.later = step, prompt_id, sample, later or {}
+    def __init__(
+        self, step: int, prompt_id: int, sample: int, later: Iterable[tuple[int, dict[str, Tensor]]] = ()
+    ) -> None:
+        self.step, self.prompt_id, self.sample, self.later = step, prompt_id, sample, later
         self.looks: list[Look] = []
         self.drawn: list[Drawn] = []
         """The same key drawn alone, before the update and under later weights; empty where that cannot be done."""
@@ -158,10 +157,9 @@ class Watch(StepCallback):
         policy = self.module.require_policy()
         with trainer.precision_plugin.forward_context(), _restored(policy):
             self._keep(self.step + 1, self._sampled(self._attempt))
-            for rollouts, path in sorted(self.later.items()):
-                if rollouts > self.step + 1:
-                    load_whole(policy, policy_weights(read_checkpoint(path)))
-                    self._keep(rollouts, self._sampled(self._attempt))
+            for rollouts, weights in self.later:
+                load_whole(policy, weights)
+                self._keep(rollouts, self._sampled(self._attempt))
 
     @property
     def _can_draw(self) -> bool:

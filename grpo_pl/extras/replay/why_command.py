@@ -108,7 +108,7 @@ def show(found: Explanation, console: Console) -> None:
         [
             (
                 f"{each.sample}{' ←' if each.sample == found.sample else ''}",
-                shortened(shown(each.completion), console.width // 3),
+                shortened(shown(each.completion), console.width // 4),
                 VERDICTS[each.correct] if each.in_loss else "not in loss",
                 number(each.reward),
                 signed(each.advantage),
