@@ -127,13 +127,13 @@ class Rollout:
         if self.action_mask is None:
             object.__setattr__(self, "action_mask", self.completion_mask)
         if self.turn_index is None:
-            object.__setattr__(self, "turn_index", self._where_written(NO_TURN))
+            object.__setattr__(self, "turn_index", self._zero_where_written(NO_TURN))
         if self.segment_index is None:
             object.__setattr__(self, "segment_index", self.completion_ids.new_zeros(self.completion_ids.shape))
         if self.policy_version is None:
-            object.__setattr__(self, "policy_version", self._where_written(NO_VERSION))
+            object.__setattr__(self, "policy_version", self._zero_where_written(NO_VERSION))
 
-    def _where_written(self, elsewhere: int) -> Tensor:
+    def _zero_where_written(self, elsewhere: int) -> Tensor:
         return self.completion_ids.new_full(self.completion_ids.shape, elsewhere).masked_fill(self.action_mask, 0)
 
     def to(self, device: torch.device | str) -> Rollout:

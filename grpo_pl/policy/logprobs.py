@@ -287,9 +287,10 @@ def tried_mode(model: PreTrainedModel | None) -> ForwardMode | None:
     return found
 
 
-def use_forward_mode(model: PreTrainedModel, mode: ForwardMode) -> None:
-    """Sets the mode of ``model`` without trying any."""
-    setattr(model, _MODE, mode)
+def use_forward_mode(model: PreTrainedModel | None, mode: ForwardMode | None) -> None:
+    """Sets the mode of ``model`` without trying any, as that of a checkpoint; None leaves it to the first call."""
+    if model is not None and mode is not None:
+        setattr(model, _MODE, mode)
 
 
 def _try_modes(model: PreTrainedModel) -> ForwardMode:

@@ -329,8 +329,7 @@ class PolicyModule(LightningModule):
             raise ValueError(
                 "the checkpoint was trained with other policy.characters: give those of the config.yaml of its run."
             )
-        if (mode := checkpoint.get("forward_mode")) is not None and self.policy is not None:
-            use_forward_mode(self.policy, mode)
+        use_forward_mode(self.policy, checkpoint.get("forward_mode"))
         self.decoder = checkpoint.get("decoder", TORCH)  # before there was a kernel, torch drew
         if getattr(self.engine, "decoder", None) is not None:  # of a sharded one, read after the start of a fit
             self._choose_decoder()

@@ -88,5 +88,4 @@ class ScoringModels:
         """Takes the entries of a checkpoint."""
         for name, each in self._copies.items():
             each.load_state_dict(checkpoint.get(name) or {})
-            if (mode := checkpoint.get("forward_mode")) is not None:
-                use_forward_mode(each.model, mode)  # which it found at the start, when its weights were the policy's
+            use_forward_mode(each.model, checkpoint.get("forward_mode"))  # found when its weights were the policy's

@@ -244,8 +244,7 @@ class SFTModule(StepModule):
             raise ValueError(
                 "the checkpoint was trained with other policy.characters: give those of the config.yaml of its run."
             )
-        if (mode := checkpoint.get("forward_mode")) is not None and self.policy is not None:
-            use_forward_mode(self.policy, mode)
+        use_forward_mode(self.policy, checkpoint.get("forward_mode"))
         self.budget.load_state_dict(checkpoint["token_budget"])
 
     def export(self, folder: Path, card: str = "") -> None:
