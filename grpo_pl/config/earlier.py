@@ -15,11 +15,11 @@ REMOVED: dict[str, tuple[Any, str]] = {
 }
 """Field of 0.3 -> its default, which resolved configurations hold, and what to do about another value."""
 IGNORED = {
-    "grpo_pl.data.tasks.reasoning_gym.ReasoningGymPrompts": {
+    "ReasoningGymPrompts": {
         "worked_share": "does nothing now: demonstrations give the answer alone. Version 0.5 will refuse it.",
     },
 }
-"""Class -> its fields of 0.3 that are left out with one line, whatever their value."""
+"""Class, by the last part of its path -> its fields of 0.3 that are left out with one line, whatever their value."""
 
 
 def without_removed_fields(tree: Mapping[str, Any], key: str = "") -> dict[str, Any]:
@@ -32,7 +32,7 @@ def without_removed_fields(tree: Mapping[str, Any], key: str = "") -> dict[str, 
         ValueError: one of them has a value that meant something.
     """
     kept: dict[str, Any] = {}
-    ignored = IGNORED.get(str(tree.get("class_path")), {})
+    ignored = IGNORED.get(str(tree.get("class_path")).rpartition(".")[2], {})
     for name, value in tree.items():
         path = key if name == "init_args" else f"{key}.{name}".lstrip(".")
         if name == "init_args" and ignored and isinstance(value, Mapping):

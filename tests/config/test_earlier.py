@@ -24,17 +24,18 @@ def test_removed_fields_without_effect_are_left_out_wherever_the_tree_begins() -
 GYM = "grpo_pl.data.tasks.reasoning_gym.ReasoningGymPrompts"
 
 
+@pytest.mark.parametrize("kind", [GYM, "ReasoningGymPrompts"])
 def test_a_field_that_does_nothing_now_is_left_out_with_one_line_at_any_depth(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
-    part = {"class_path": GYM, "init_args": {"task": "chain_sum", "worked_share": 0.25}}
-    mixture = {"class_path": "grpo_pl.data.mixture.MixturePrompts", "init_args": {"parts": {"sums": part}}}
+    part = {"class_path": kind, "init_args": {"task": "chain_sum", "worked_share": 0.25}}
+    mixture = {"class_path": "grpo_pl.data.mixture.MixturePrompts", "init_args": {"parts": {kind: part}}}
     left = without_removed_fields({"data": {"source": mixture}})
-    sums = left["data"]["source"]["init_args"]["parts"]["sums"]
-    assert sums == {"class_path": GYM, "init_args": {"task": "chain_sum"}}
+    sums = left["data"]["source"]["init_args"]["parts"][kind]
+    assert sums == {"class_path": kind, "init_args": {"task": "chain_sum"}}
     without_removed_fields({"data": {"source": mixture}})
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("data.source.parts.sums.worked_share ")
+    assert line.startswith(f"data.source.parts.{kind}.worked_share ")
     other = {"class_path": "mine.Prompts", "init_args": {"worked_share": 0.25}}
     assert without_removed_fields({"data": {"source": other}}) == {"data": {"source": other}}
 
