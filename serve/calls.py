@@ -24,6 +24,9 @@ from serve.messages import Answer, Cancel, drained
 
 log = logging.getLogger(__name__)
 
+_APART_S, _MOST_APART_S = 0.0005, 0.008
+"""Least time between two messages to a worker, for each open call and in all: one costs more than many requests."""
+
 
 class QueueFull(ApiError):
     """Too many requests wait already (429)."""
@@ -159,9 +162,14 @@ class WorkerSpec(LitSpec):
 
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
         """In a thread: LitServe's queue answers each message, for which nobody should wait."""
+        sent = 0.0
         while True:
+            payloads = drained(self._outgoing)
+            time.sleep(max(0.0, sent + min(_APART_S * len(self.calls), _MOST_APART_S) - time.monotonic()))
+            payloads += drained(self._outgoing, wait=False)
+            sent = time.monotonic()
             try:
-                self.request_queue.put((self.response_queue_id, "", time.monotonic(), drained(self._outgoing)))
+                self.request_queue.put((self.response_queue_id, "", sent, payloads))
             except (EOFError, OSError):  # the process that holds LitServe's queues is gone
                 loop.call_soon_threadsafe(self.lose)
                 return

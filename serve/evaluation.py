@@ -66,8 +66,7 @@ class EvaluateRoute:
                         place = chunk.index // n
                         finished[place].append(chunk)
                         if len(finished[place]) == n:
-                            judged = self._judge(problems[place], finished[place], deadline)
-                            judging[place] = tasks.create_task(judged)
+                            judging[place] = tasks.create_task(self._judge(problems[place], finished[place], deadline))
         except BaseExceptionGroup as failed:  # the first failure has cancelled all else
             raise failed.exceptions[0] from None
         return [judging[i].result() for i in range(len(problems))], call.version

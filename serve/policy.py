@@ -208,8 +208,7 @@ class Decoding:
     def _masks(self, request: _Request, part: Part, count: int) -> list[TokenMask] | None:
         if request.grammar is not None:
             return [request.grammar.mask() for _ in range(count)]
-        budget = part.options.sampling.thinking_budget
-        if not isinstance(budget, int):
+        if not isinstance(budget := part.options.sampling.thinking_budget, int):
             return None
         end = self._model.template.thought_of(self._model.tokenizer)
         return [ThoughtMask(end, budget) for _ in range(count)]

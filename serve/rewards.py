@@ -161,16 +161,14 @@ class RewardSpec(WorkerSpec):
         columns: dict[str, list[Any]] = {name: [item.get(name) for item in items] for name in names}
         questions = [item.get("question", item.get("problem", "")) for item in items]
         columns.setdefault("question", questions)
-        columns.setdefault("prompt", [self._prompt(question) for question in questions])
+        render, tokenizer = self.model.template.render, self.model.tokenizer
+        prompts = [render(asked, tokenizer) if asked and isinstance(asked, str) else "" for asked in questions]
+        columns.setdefault("prompt", prompts)
         if missing := self._needs - columns.keys():
             tokens = self._tokens([item["completion"] for item in items], missing)
             filled: dict[str, list[Any]] = {"completion_ids": tokens, "completion_length": [len(ids) for ids in tokens]}
             columns |= {name: filled[name] for name in missing & filled.keys()}
         return columns
-
-    def _prompt(self, question: Any) -> str:
-        rendered = isinstance(question, str) and question
-        return self.model.template.render(question, self.model.tokenizer) if rendered else ""
 
     def _tokens(self, completions: Sequence[str], missing: Collection[str]) -> list[list[int]]:
         """The tokens that the policy would have written, the end token included."""

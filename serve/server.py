@@ -188,7 +188,8 @@ class PolicyServer(litserve.LitServer):
                     access_log=False,
                     server_header=False,
                     limit_concurrency=max(16, min(_CONNECTIONS, open_files - _RESERVE)),
-                    **self.settings.tls,
+                    ssl_certfile=self.settings.ssl_certfile,
+                    ssl_keyfile=self.settings.ssl_keyfile,
                 )
             finally:
                 self._end_all()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 API_KEY = "GRPO_PL_API_KEY"
 """Environment variable with the server's key."""
@@ -117,11 +117,6 @@ class ServeSettings:
         except (OSError, UnicodeError) as error:
             raise ValueError(f"host {self.host!r} is no address of this machine: {error}.") from None
         return list(dict.fromkeys((family, address) for family, _, _, _, address in found))  # type: ignore[misc]
-
-    @property
-    def tls(self) -> dict[str, Any]:
-        """Uvicorn's options for TLS; empty without a certificate."""
-        return {"ssl_certfile": self.ssl_certfile, "ssl_keyfile": self.ssl_keyfile} if self.ssl_certfile else {}
 
     def _check_key(self) -> None:
         if not self.host:
