@@ -174,9 +174,9 @@ class PackedPolicy:
 
     def cache_size(self, columns: int) -> int:
         """Numbers in the keys and values of so many tokens, whole panels of them, as ``decoding.h`` lays them out."""
-        size = self.fields.head_size
+        size = int(self.fields.head_size)
         values = -(-size // self.value_panel) * self.value_panel
-        return columns * self.fields.layers * self.fields.key_heads * (size + values)
+        return columns * int(self.fields.layers * self.fields.key_heads) * (size + values)
 
     def check_tokens(self, tokens: Tensor) -> None:
         if int(tokens.min()) < 0 or int(tokens.max()) >= self.vocabulary:

@@ -123,7 +123,8 @@ def _linear_with_adapters(module: Any, x: Tensor) -> Tensor:
     else:
         y = torch.addmm(parts[0], parts[1], base.weight.t().to(dtype))
     y = y if base.bias is None else y + base.bias.to(dtype)
-    return y.unflatten(0, x.shape[:-1])
+    folded: Tensor = y.unflatten(0, x.shape[:-1])
+    return folded
 
 
 class _OntoPacked(torch.autograd.Function):
