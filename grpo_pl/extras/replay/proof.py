@@ -102,11 +102,13 @@ def prove(
     if export is None and (recorded.folder.export / MANIFEST).is_file():
         export = recorded.folder.export
     tell_surroundings(recorded, say)
-    checks = [_completions_file(recorded), *_checkpoints(recorded)]
+    checkpoints = _checkpoints(recorded)
+    checks = [_completions_file(recorded), *checkpoints.values()]
     manifest = {} if export is None else _manifest(export)
     if export is not None:
         checks += _export(recorded, export, manifest, run_rewards=run_rewards, say=say)
-    checks += _steps_again(recorded, samples, run_rewards=run_rewards, say=say)
+    starts = [rollouts for rollouts, check in checkpoints.items() if check.held is not False]
+    checks += _steps_again(recorded, starts, samples, run_rewards=run_rewards, say=say)
     proof = Proof(
         run=recorded.path,
         export=export,
@@ -132,25 +134,22 @@ def _completions_file(run: RecordedRun) -> Check:
     return Check(what, not edited, told)
 
 
-def _checkpoints(run: RecordedRun) -> list[Check]:
-    found = []
+def _checkpoints(run: RecordedRun) -> dict[int, Check]:
+    """By completed rollouts."""
+    found = {}
     for rollouts, path in run.checkpoints().items():
-        what, reason, recorded = f"checkpoint {path.name}", broken(path), run.digests.get(rollouts)
-        if reason is not None:
-            found.append(Check(what, False, reason))
+        what, recorded = f"checkpoint {path.name}", run.digests.get(rollouts)
+        if (reason := broken(path)) is not None:
+            found[rollouts] = Check(what, False, reason)
         elif recorded is None:
-            found.append(Check(what, None, "the run recorded no digest of its weights"))
-        elif _weights_of(path) != recorded:
-            others = [step for step, digest in run.digests.items() if digest == _weights_of(path)]
+            found[rollouts] = Check(what, None, "the run recorded no digest of its weights")
+        elif (ours := weights_digest(policy_weights(read_checkpoint(path)).items())) != recorded:
+            others = [step for step, digest in run.digests.items() if digest == ours]
             told = f"its weights are those after rollout {others[0]}" if others else "its weights are none of the run's"
-            found.append(Check(what, False, told))
+            found[rollouts] = Check(what, False, told)
         else:
-            found.append(Check(what, True, "its weights have the digest that the run recorded"))
+            found[rollouts] = Check(what, True, "its weights have the digest that the run recorded")
     return found
-
-
-def _weights_of(checkpoint: Path) -> str:
-    return weights_digest(policy_weights(read_checkpoint(checkpoint)).items())
 
 
 # --- the export -------------------------------------------------------------------------------------------------------
@@ -251,18 +250,17 @@ def _drawn_twice(export: Path) -> Check:
 # --- steps made again -------------------------------------------------------------------------------------------------
 
 
-def _steps_again(run: RecordedRun, samples: int, *, run_rewards: bool, say: Say) -> list[Check]:
-    """Completions and updates of steps right behind checkpoints, the newest first, until enough are drawn."""
+def _steps_again(run: RecordedRun, whole: Sequence[int], samples: int, *, run_rewards: bool, say: Say) -> list[Check]:
+    """Completions and updates of steps right behind checkpoints that are whole, the newest first, until enough are
+    drawn."""
     try:
         run.check_trusted(run_rewards)
     except CannotReplay as error:
         return [Check("steps again", None, str(error))]
-    whole = [
-        (rollouts, path)
-        for rollouts, path in run.checkpoints().items()
-        if rollouts < run.completed and broken(path) is None and run.digests.get(rollouts) in (None, _weights_of(path))
+    paths = run.checkpoints()
+    starts: list[tuple[int, Path | None]] = [
+        (rollouts, paths[rollouts]) for rollouts in reversed(whole) if rollouts < run.completed
     ]
-    starts: list[tuple[int, Path | None]] = [*reversed(whole)]
     if not starts and run.completed > run.start:
         starts = [nearest(run, run.start, say)]
     checks, drawn = list[Check](), 0
