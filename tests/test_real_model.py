@@ -273,10 +273,12 @@ def test_500_rows_of_a_file_are_learned_with_nothing_set_by_hand(
         table = csv.writer(file)
         table.writerow(["question", "answer", "steps"])
         table.writerows([question, *rest] for question, rest in list(rows.items())[:500])
-    assert main(["new", str(tmp_path / "real_rows"), f"--from=csv:{tmp_path / 'words.csv'}"]) == 0
-    given = ("--config", tmp_path / "real_rows" / "config.yaml", f"--seed_everything={seed}")
+    task = tmp_path / f"real_rows_{seed}"
+    assert main(["new", str(task), f"--from=csv:{tmp_path / 'words.csv'}"]) == 0
+    given = ("--config", task / "config.yaml", f"--seed_everything={seed}")
     untrained = tmp_path / "untrained.json"
-    command_line.done("validate", *given, "--model.cold_start=null", f"--output={untrained}")
+    nothing_shown = ("--model.cold_start=null", "--data.source.init_args.demonstrated_share=1")
+    command_line.done("validate", *given, *nothing_shown, f"--output={untrained}")
     before = json.loads(untrained.read_text())["metrics"]["val/pass@1"]["value"]
     command_line.done("fit", *given, f"--name=rows_{seed}")
     found = read_metrics(command_line.runs / f"rows_{seed}" / "metrics.csv")
