@@ -106,7 +106,7 @@ def _run(args: Sequence[str] | None) -> int:
             raise
         print(f"grpo-pl {verb}: error: {_one_line(error)}", file=sys.stderr)
         # 1 stands for what doctor and verify find
-        return USAGE_ERROR if verb in ("compare", "doctor", "verify", "why") else 1
+        return USAGE_ERROR if verb in ("bisect", "compare", "doctor", "verify", "why") else 1
 
 
 def overview() -> str:

@@ -100,6 +100,10 @@ RUN_BY = {
     r"grpo-pl compare .*": "tests/extras/compare/test_command.py::"
     "test_every_number_is_that_of_the_completions_that_predict_draws",
     r"grpo-pl fit --branch .*": REPLAY + "test_branch.py::test_another_reward_changes_what_follows_from_it_alone",
+    rf"{QUICKSTART} .*--config shown\.yaml .*": REPLAY + "test_bisect.py::"
+    "test_step_and_demonstration_are_found_and_every_number_is_that_of_an_update_by_hand",
+    r"grpo-pl bisect .*": REPLAY + "test_bisect.py::"
+    "test_the_command_tells_the_same_and_writes_nothing_into_a_run_that_has_lost_its_checkpoints",
     r"grpo-pl why .*": REPLAY + "test_why.py::test_the_command_prints_tables_and_json_and_writes_nothing_into_the_run",
     r"grpo-pl verify runs/quickstart": REPLAY
     + "test_proof.py::test_the_export_of_a_run_is_proved_and_its_card_says_so",

@@ -11,6 +11,7 @@ TRAINER_VERBS: dict[str, str] = {
 """Verbs of Lightning's command line."""
 VERBS: dict[str, str] = {
     "agent": "Plays one session of a program that speaks OpenAI's API, and prints what a training would record.",
+    "bisect": "Finds the step of a run that taught it the right answer to a question, and the groups that did.",
     "compare": "Answers the same held-out problems with two runs or exports: which is better, on what, and how surely.",
     "demo": "Trains a tiny policy before your eyes: one held-out problem, answered again and again.",
     "evaluate": "Answers the problems of a file, in process or through a server, and says how many are right.",
@@ -29,6 +30,7 @@ VERBS: dict[str, str] = {
 arguments become options and its docstring becomes their help. It returns an exit status or None for success."""
 EXTRAS: dict[str, str] = {
     "agent": "grpo_pl.extras.agents.command",
+    "bisect": "grpo_pl.extras.replay.bisect_command",
     "compare": "grpo_pl.extras.compare.command",
     "demo": "grpo_pl.extras.live.command",
     "doctor": "grpo_pl.extras.doctor.command",

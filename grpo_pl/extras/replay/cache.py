@@ -112,3 +112,8 @@ def clean(limit: float, *, but: Path) -> None:
 def size_of(path: Path) -> int:
     """Bytes of a checkpoint, a file or a folder."""
     return sum(file.stat().st_size for file in path.rglob("*")) if path.is_dir() else path.stat().st_size
+
+
+def size_of_state(run: RecordedRun) -> int:
+    """Bytes of a run's largest checkpoint; 0 where it has none."""
+    return max(map(size_of, run.checkpoints().values()), default=0)

@@ -153,13 +153,24 @@ def _threads(count: int) -> Iterator[None]:
 # --- several processes ------------------------------------------------------------------------------------------------
 
 
-def run_forward_in_children(run: RecordedRun, checkpoint: Path | None, step: int, folder: Path) -> None:
+def run_forward_in_children(
+    run: RecordedRun,
+    checkpoint: Path | None,
+    step: int,
+    folder: Path,
+    changes: Mapping[str, str] | None = None,
+    asked: Mapping[str, str] | None = None,
+) -> None:
     """The same in as many new processes as the run had, on this machine, by torchrun.
+
+    Args:
+        asked: the fields of `Asked` for a `Curve` that looks on.
 
     Raises:
         CannotReplay: they failed; the line of the first that did.
     """
-    given = json.dumps([str(run.path), None if checkpoint is None else str(checkpoint), step, str(folder)])
+    start = None if checkpoint is None else str(checkpoint)
+    given = json.dumps([str(run.path), start, step, str(folder), changes, asked])
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={run.processes}"]
     command = [sys.executable, *launcher, "-m", "grpo_pl.extras.replay", given]
     with subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": str(threads_of(run))}) as children:

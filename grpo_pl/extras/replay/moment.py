@@ -187,12 +187,16 @@ class RecordedFit(RecordedRun):
     """What a replay itself writes, which is no whole run folder."""
 
 
-def cost(run: RecordedRun, start: int, checkpoint: Path | None, step: int) -> str:
-    """A line with time and disk that a replay takes."""
+def cost(run: RecordedRun, start: int, checkpoint: Path | None, step: int, states: int = 1) -> str:
+    """A line with time and disk that a replay takes.
+
+    Args:
+        states: how many are kept in the cache.
+    """
     seconds = sum(run.seconds.get(number, 0.0) for number in range(start, step))
     begin = "its start, with its cold start where that is no longer cached" if checkpoint is None else checkpoint.name
-    sizes = [cache.size_of(path) for path in run.checkpoints().values()]
-    disk = f" and {max(sizes) / 1e6:.0f} MB in {cache.replay_root()}" if sizes else ""
+    size = cache.size_of_state(run)
+    disk = f" and {states * size / 1e6:.0f} MB in {cache.replay_root()}" if size and states else ""
     return (
         f"replaying {step - start} rollouts of {run.path} from {begin}: about {max(seconds, 1):.0f} s beside the start"
         f"{disk}."

@@ -155,7 +155,7 @@ class Watch(StepCallback):
         if not self._can_draw:
             return
         policy = self.module.require_policy()
-        with trainer.precision_plugin.forward_context(), _restored(policy):
+        with trainer.precision_plugin.forward_context(), restored(policy):
             self._keep(self.step + 1, self._sampled(self._attempt))
             for rollouts, weights in self.later:
                 load_whole(policy, weights)
@@ -198,7 +198,7 @@ class Watch(StepCallback):
 
 
 @contextmanager
-def _restored(policy: PreTrainedModel) -> Iterator[None]:
+def restored(policy: PreTrainedModel) -> Iterator[None]:
     """Puts the policy's weights back at the end of the block."""
     before = {name: weight.detach().clone() for name, weight in policy.state_dict().items()}
     try:

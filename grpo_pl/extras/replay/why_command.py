@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_module
 import sys
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich import box
@@ -70,19 +71,7 @@ def why(
 def show(found: Explanation, console: Console) -> None:
     """Prints an explanation; texts of the policy are shown as they are, never as markup."""
 
-    def line(text: str) -> None:
-        console.print(Text(text), soft_wrap=True)
-
-    def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], texts: Collection[str]) -> None:
-        line(f"\n{title}")
-        numbers = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-        for name in columns:
-            folds = name in texts
-            numbers.add_column(name, no_wrap=not folds, overflow="fold" if folds else "ellipsis")
-        for row in rows:
-            numbers.add_row(*map(Text, row))
-        console.print(numbers)
-
+    line, table = partial(show_line, console), partial(show_table, console)
     line(f"{found.run}, step {found.step} (rollout {found.step + 1}), prompt {found.prompt_id}, sample {found.sample}")
     line(f"asked     {shown(found.prompt)}" + (f"   gold answer {shown(found.answer)}" if found.answer else ""))
     line(f"answered  {shown(found.completion)}")
@@ -143,6 +132,29 @@ def show(found: Explanation, console: Console) -> None:
     line("")
     for told in conclusions(found):
         line(told)
+
+
+def show_line(console: Console, text: str) -> None:
+    """Prints a text as it is."""
+    console.print(Text(text), soft_wrap=True)
+
+
+def show_table(
+    console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], texts: Collection[str]
+) -> None:
+    """Prints a table below its title.
+
+    Args:
+        texts: the columns that fold; numbers stand in the others.
+    """
+    show_line(console, f"\n{title}")
+    numbers = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    for name in columns:
+        folds = name in texts
+        numbers.add_column(name, no_wrap=not folds, overflow="fold" if folds else "ellipsis")
+    for row in rows:
+        numbers.add_row(*map(Text, row))
+    console.print(numbers)
 
 
 def summary(found: Explanation) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from grpo_pl.extras.replay import RecordedRun, replay, why
+from grpo_pl.extras.replay import CannotReplay, RecordedRun, bisect, replay, why
 from grpo_pl.files.checkpoints import remove, rollouts_of
 from grpo_pl.files.runs import RunFolder
 
@@ -89,3 +89,10 @@ def test_the_weights_before_three_steps_are_those_of_the_run(
     assert found.advantage == pytest.approx(row["advantage"], abs=1e-4)
     assert found.drawn_again is (None if kind in ("staleness", "partial") else True)
     assert [each.rollouts for each in found.later] == [4]  # of its own update; other checkpoints are gone
+    if kind == "turns":
+        with pytest.raises(CannotReplay, match="environment"):
+            bisect(run, row["question"])
+        return
+    told = bisect(run, row["question"], answer="46")
+    assert [rollouts for rollouts, _ in told.curve] == list(range(RecordedRun.open(run).completed + 1))
+    assert told.exact or told.looked_at is not None  # in one process, where the run had two

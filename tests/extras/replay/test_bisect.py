@@ -1,0 +1,352 @@
+"""``grpo-pl bisect``: a fact that one demonstration of one step shows is found, each number as a plain forward pass and
+an update by hand give it; and nothing is named where nothing was shown."""
+
+import io
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from grpo_pl.data.demonstrations import draw_in_passes
+from grpo_pl.extras.replay import CannotReplay, bisect, cache
+from grpo_pl.extras.replay.bisect_command import curve_rows, show
+from grpo_pl.extras.replay.bisection import NATS, Bisection, conclusions, largest_rise, spacing
+from grpo_pl.extras.replay.recorded import RecordedRun
+from grpo_pl.files.checkpoints import remove
+from grpo_pl.files.sharded_checkpoints import read_checkpoint
+from tests.conftest import CommandLine, Outcome, exit_status
+
+QUESTION, FACT = "zqx?", "KWV"
+"""Characters that no other text of the run has."""
+STEPS, SHOWN, SHARE_OF_LOSS, LR = 12, 4, 0.5, 5e-3
+OPTIONS = [
+    "--config=configs/algorithm/chord.yaml",
+    "--model.algorithm.terms.demonstrations.init_args.coef_final=0",
+    "--model.algorithm.terms.demonstrations.init_args.decay_rollouts=0",
+    f"--model.algorithm.terms.demonstrations.init_args.coef={SHARE_OF_LOSS}",
+    f"--model.demonstrations.batch_size={SHOWN}",
+    f"--data.steps={STEPS}",
+    "--data.prompts_per_step=2",
+    "--data.allow_overlap=true",
+    "--model.validation.samples=1",
+    "--data.val_prompts=1",
+    "--checkpoint.keep=20",
+    f"--model.optimization.lr={LR}",
+    "--model.optimization.schedule=constant",
+    "--model.optimization.warmup_rollouts=3",
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(command_line: Any) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRPO_PL_CACHE", str(command_line.cache))
+        yield
+
+
+def _sums(count: int, seed: int) -> list[dict[str, str]]:
+    rng = random.Random(seed)
+    pairs = [(rng.randrange(10), rng.randrange(10)) for _ in range(count)]
+    answer = "<think></think><answer>\\boxed{%d}</answer>"
+    return [{"prompt": f"{a}+{b}=", "completion": answer % (a + b)} for a, b in pairs]
+
+
+def _shown_at(seed: int) -> int:
+    """The step that shows the fact."""
+    return 3 + seed % 5
+
+
+def _trained(command_line: CommandLine, seed: int, *, salted: bool) -> Path:
+    """A run that sees each of its demonstrations once, one of them the fact, if it is salted."""
+    rows = _sums(STEPS * SHOWN, seed)
+    if salted:
+        place = draw_in_passes(range(len(rows)), step=_shown_at(seed), count=SHOWN, seed=seed)[0]
+        rows[place] = {"prompt": QUESTION, "completion": FACT}
+    name = f"{'salted' if salted else 'plain'}-{seed}"
+    file = command_line.folder / f"{name}.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    named = [f"--model.demonstrations.file={file}", f"--model.demonstrations.seed={seed}", f"--seed_everything={seed}"]
+    command_line.done("fit", f"--config={command_line.config()}", *OPTIONS, *named, f"--name={name}")
+    return command_line.runs / name
+
+
+def _silent(line: str) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def salted(command_line: CommandLine) -> Path:
+    return _trained(command_line, 0, salted=True)
+
+
+@pytest.fixture(scope="module")
+def found(salted: Path) -> Bisection:
+    return bisect(salted, QUESTION, say=_silent)
+
+
+# --- every number by hand ---------------------------------------------------------------------------------------------
+
+
+class Plain:
+    """The policy as transformers has it, and an update that is written out."""
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(run / "export").eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(run / "export")
+
+    def load(self, rollouts: int) -> dict[str, Any]:
+        state = read_checkpoint(self.run / "checkpoints" / f"rollout-{rollouts:06d}.ckpt")
+        weights = {name.removeprefix("policy."): weight for name, weight in state["state_dict"].items()}
+        self.model.load_state_dict(weights)
+        return dict(state)
+
+    def ids(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def logprobs(self, prompt: str, completion: str, *, ended: bool = True) -> torch.Tensor:
+        """(T,) of the tokens of a completion, its end included."""
+        read, written = self.ids(prompt), [*self.ids(completion), *([self.tokenizer.eos_token_id] if ended else [])]
+        logits = self.model(torch.tensor([read + written])).logits[0, len(read) - 1 : -1]
+        return logits.log_softmax(dim=-1)[range(len(written)), written]
+
+    @torch.no_grad()
+    def answer(self) -> float:
+        return float(self.logprobs(QUESTION, FACT).double().sum())
+
+    def updated(self, step: int, completions: Sequence[dict[str, Any]], shown: Sequence[dict[str, str]]) -> float:
+        """The answer behind the update of a step by these completions and demonstrations: (1 − μ) times the mean over
+        completions of −A · mean log π, plus μ times the mean of −log π over the tokens of the demonstrations; clipped
+        to a norm of 1, a step of AdamW."""
+        state = self.load(step)
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR, betas=(0.9, 0.99), weight_decay=0.0)
+        optimizer.load_state_dict(state["optimizer_states"][0])
+        optimizer.param_groups[0]["lr"] = LR  # the warm-up is over
+        optimizer.zero_grad()
+        drawn = [
+            -row["advantage"]
+            * self.logprobs(row["prompt"], row["completion"], ended=row["finish_reason"] == "stop").mean()
+            for row in completions
+        ]
+        told = torch.cat([-self.logprobs(row["prompt"], row["completion"]) for row in shown])
+        ((1 - SHARE_OF_LOSS) * torch.stack(drawn).mean() + SHARE_OF_LOSS * told.mean()).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        optimizer.step()
+        return self.answer()
+
+
+def test_step_and_demonstration_are_found_and_every_number_is_that_of_an_update_by_hand(
+    salted: Path, found: Bisection
+) -> None:
+    step, plain = _shown_at(0), Plain(salted)
+    assert found.step == found.steepest == step > 0
+    assert found.culprit is not None and found.culprit is found.groups[0]
+    assert (found.culprit.kind, found.culprit.question, found.culprit.answer) == ("demonstrations", QUESTION, FACT)
+    assert found.exact and found.gain >= NATS and found.learned
+    assert found.all_groups == len(found.groups) == 2 + SHOWN
+
+    at = dict(found.curve)
+    assert list(at) == list(range(STEPS + 1))
+    for rollouts in range(1, STEPS + 1):
+        plain.load(rollouts)
+        assert at[rollouts] == pytest.approx(plain.answer(), abs=1e-4)
+
+    rows = [json.loads(line) for line in (salted / "completions.jsonl").read_text().splitlines()]
+    drawn = [row for row in rows if row["step"] == step]
+    lengths = [len(plain.ids(row["completion"])) + (row["finish_reason"] == "stop") for row in drawn]
+    assert lengths == [row["tokens"] for row in drawn]  # no token that a text does not show
+    file = [json.loads(line) for line in (salted.parents[1] / "salted-0.jsonl").read_text().splitlines()]
+    shown = draw_in_passes(file, step=step, count=SHOWN, seed=0)
+    assert at[step + 1] == pytest.approx(plain.updated(step, drawn, shown), abs=1e-3)
+    for group in found.groups:
+        others = [row for row in drawn if row["prompt_id"] != group.prompt_id]
+        untold = [row for row in shown if row["prompt"] != group.question or group.kind == "completions"]
+        assert (len(others), len(untold)) in ((4, SHOWN), (8, SHOWN - group.size))
+        assert group.without == pytest.approx(plain.updated(step, others, untold), abs=1e-3)
+        assert group.moved == pytest.approx(at[step + 1] - group.without, abs=1e-9)
+    completions = next(group for group in found.groups if group.kind == "completions")
+    mine = [row for row in drawn if row["prompt_id"] == completions.prompt_id]
+    assert (completions.size, completions.right) == (4, sum(row["correct"] for row in mine))
+    (weighed,) = [row for row in mine if row["sample"] == completions.sample]
+    assert abs(weighed["advantage"]) == max(abs(row["advantage"]) for row in mine)
+
+
+def _named(found: Bisection) -> tuple[int | None, str]:
+    return found.step, "" if found.culprit is None else found.culprit.question
+
+
+def test_without_the_demonstration_nothing_is_named_and_the_runs_part_as_far_as_it_moved_the_answer(
+    command_line: CommandLine, found: Bisection
+) -> None:
+    plain = bisect(_trained(command_line, 0, salted=False), QUESTION, answer=FACT, say=_silent)
+    assert _named(plain) == (None, "")
+    assert conclusions(plain)[0].startswith(("it was not learned", "no single step did it"))
+    step = _shown_at(0)
+    assert plain.curve[: step + 1] == found.curve[: step + 1]  # the same run up to there
+    parted = found.curve[-1][1] - plain.curve[-1][1]
+    assert parted > NATS and found.groups[0].lasting == pytest.approx(parted, rel=0.25)
+
+
+@pytest.mark.slow
+def test_it_is_found_in_ten_of_ten_seeds_and_nothing_is_named_without_it_in_nine(command_line: CommandLine) -> None:
+    seeds = range(1, 11)
+    told = [bisect(_trained(command_line, seed, salted=True), QUESTION, say=_silent) for seed in seeds]
+    assert [_named(found) for found in told] == [(_shown_at(seed), QUESTION) for seed in seeds]
+    plain = (_trained(command_line, seed, salted=False) for seed in seeds)
+    silent = [bisect(run, QUESTION, answer=FACT, say=_silent) for run in plain]
+    assert sum(_named(found) == (None, "") for found in silent) >= 9
+
+
+# --- what is kept and written -----------------------------------------------------------------------------------------
+
+
+def _files(folder: Path) -> dict[str, tuple[int, int]]:
+    return {str(file): (file.lstat().st_mtime_ns, file.lstat().st_size) for file in sorted(folder.rglob("*"))}
+
+
+@pytest.fixture
+def run(salted: Path, tmp_path: Path) -> Path:
+    shutil.copytree(salted, tmp_path / "salted", symlinks=True)
+    return tmp_path / "salted"
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """``command(RUN, QUESTION)``: ``grpo-pl bisect``."""
+
+    def call(*arguments: object) -> Outcome:
+        from grpo_pl.cli.main import main
+
+        capsys.readouterr()
+        status = exit_status(lambda: main(["bisect", *map(str, arguments)]))
+        printed = capsys.readouterr()
+        return Outcome(status, printed.out, printed.err)
+
+    return call
+
+
+def test_the_command_tells_the_same_and_writes_nothing_into_a_run_that_has_lost_its_checkpoints(
+    command: Any, run: Path, found: Bisection
+) -> None:
+    for path in run.glob("checkpoints/rollout-*.ckpt"):
+        remove(path)
+    shutil.rmtree(cache.folder_of(RecordedRun.open(run)))  # those that the fixture's search has kept
+    before = _files(run)
+    page = run.parent / "asked.html"
+    outcome = command(run, QUESTION, "--json", "--disk", "1", "--page", page)
+    assert outcome.status == 0, outcome.err
+    assert json.loads(outcome.out) == json.loads(json.dumps({**found.as_json(), "run": str(run)}))
+    assert "when was it learned?" in page.read_text() and str(page) in outcome.err
+    step = _shown_at(0)
+    assert set(cache.made(RecordedRun.open(run))) == {4, 8, step}  # one every √12 rollouts, and the one before the step
+    assert _files(run) == before and not list(cache.replay_root().glob("making-*"))
+
+
+def test_what_is_printed_has_the_curve_the_groups_and_what_follows(found: Bisection) -> None:
+    console = Console(width=160, record=True, file=io.StringIO())
+    show(found, console)
+    text, step = console.export_text(), _shown_at(0)
+    told = f"step {step} (rollout {step + 1}) taught it"
+    for part in (told, FACT, "bit for bit", "demonstration of", "nats without", "← the steepest step"):
+        assert part in text, part
+    assert [row[0] for row in curve_rows(found)] == [str(n) for n in range(STEPS + 1)]
+
+
+def test_the_right_answer_is_a_demonstration_or_a_recorded_completion_or_the_given_text(
+    command_line: CommandLine, run: Path
+) -> None:
+    from grpo_pl.extras.replay.asked import Asked
+
+    recorded = RecordedRun.open(run)
+    shown = Asked.of(recorded, QUESTION, None)
+    assert (shown.completion, shown.answer) == (FACT, "") and shown.origin.endswith("salted-0.jsonl")
+    assert Asked.of(recorded, QUESTION, "WV").completion == FACT  # a part of it
+    assert Asked.of(recorded, QUESTION, "VWK").completion == "VWK"  # word by word
+    rows = [json.loads(line) for line in (run / "completions.jsonl").read_text().splitlines()]
+    told = {row["prompt"] for row in map(json.loads, (command_line.folder / "salted-0.jsonl").read_text().splitlines())}
+    right = [row for row in rows if row["correct"] and row["question"] not in told]
+    if right:
+        row = [each for each in right if each["question"] == right[0]["question"]][-1]
+        for answer in (None, row["answer"]):
+            asked = Asked.of(recorded, row["question"], answer)
+            assert (asked.completion, asked.answer) == (row["completion"], row["answer"])
+        assert Asked.of(recorded, row["question"], "no").completion == "no"
+
+
+@pytest.mark.parametrize(
+    ("curve", "ends"),
+    [
+        ([0.0], (0, 0)),
+        ([3.0, 2.0, 1.0], (0, 0)),
+        ([-9.0, -3.0, -4.0, -8.0, -2.5], (0, 4)),
+        ([-5.0, -9.0, -3.0, -8.0, -4.0], (1, 2)),
+    ],
+)
+def test_the_largest_rise_is_that_between_a_foot_and_a_later_top(curve: list[float], ends: tuple[int, int]) -> None:
+    assert largest_rise(list(enumerate(curve))) == ends
+
+
+def test_states_are_kept_every_root_of_n_or_as_the_disk_allows(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = RecordedRun.open(run)
+    size = cache.size_of_state(recorded) / 1e9
+    assert [spacing(recorded, disk) for disk in (None, 100.0, 3.5 * size, 2.5 * size, 1.5 * size)] == [4, 4, 4, 4, 6]
+    monkeypatch.setenv("GRPO_PL_REPLAY_GB", str(1.5 * size))
+    assert spacing(recorded, 100.0) == 6
+
+
+# --- wrong input ------------------------------------------------------------------------------------------------------
+
+
+def _lose_demonstrations(run: Path) -> None:
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("salted-0.jsonl", "gone.jsonl"))
+
+
+def _edit(run: Path, name: str, old: str, new: str) -> None:
+    text = (run / name).read_text()
+    assert old in text
+    (run / name).write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "spoil", "told"),
+    [
+        (["who?"], None, "the run recorded no such question"),
+        (["   "], None, "is empty"),
+        (["who?", "--answer="], None, "is empty"),
+        ([QUESTION, "--disk=0"], None, "--disk is 0"),
+        ([QUESTION, "--disk=1e-9"], None, "one state of"),
+        ([QUESTION, "--page=salted/x.html"], None, "inside the run folder"),
+        (["où?", "--answer=là"], None, "vocabulary lacks"),
+        ([QUESTION], lambda run: shutil.rmtree(run), "there is no run"),
+        ([QUESTION], lambda run: (run / "run.json").unlink(), "has no run.json"),
+        ([QUESTION], _lose_demonstrations, "is gone"),
+        ([QUESTION], lambda run: _edit(run, "completions.jsonl", '"step": 4', '"step": 3'), "as the run"),
+        ([QUESTION], lambda run: _edit(run, "config.yaml", "ExactReward", "MyReward"), "--run-rewards"),
+        ([QUESTION], lambda run: _edit(run, "config.yaml", "environment: null", "environment: {a: 1}"), "environment"),
+        ([QUESTION], lambda run: _edit(run, "run.json", '"digest": "', '"digest": "0'), "the data hold other problems"),
+    ],
+)
+def test_wrong_input_is_told_in_one_line_with_status_2_and_nothing_is_written(
+    command: Any, run: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], spoil: Any, told: str
+) -> None:
+    monkeypatch.chdir(run.parent)
+    if spoil is not None:
+        spoil(run)
+    before, kept = _files(run.parent), set(cache.replay_root().rglob("*"))
+    outcome = command("salted" if run.is_dir() and "--page" in str(arguments) else run, *arguments)
+    assert outcome.status == 2 and outcome.out == "", outcome.err
+    error = outcome.err.splitlines()[-1]
+    assert error.startswith("grpo-pl bisect: error: ") and told in error
+    assert _files(run.parent) == before and set(cache.replay_root().rglob("*")) <= kept
+
+
+def test_python_raises_what_the_command_tells(run: Path) -> None:
+    with pytest.raises(CannotReplay, match="no such question"):
+        bisect(run, "who?")
