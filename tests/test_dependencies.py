@@ -64,6 +64,7 @@ EXTRA_OF = {
     "grpo_pl/extras/engines/native_child.py": "lora",
     "grpo_pl/policy/lora.py": "lora",
     "grpo_pl/policy/quantization.py": "qlora",
+    "grpo_pl/data/tasks/gsm_templates.py": "gsm",
     "grpo_pl/data/tasks/reasoning_gym.py": "reasoning-gym",
     "grpo_pl/rewards/sandbox/gym_entry.py": "reasoning-gym",
     "grpo_pl/rewards/sandbox/gym_guards.py": "reasoning-gym",

