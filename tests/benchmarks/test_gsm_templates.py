@@ -1,13 +1,9 @@
 """Worked answers that fit together and others, by hand."""
 
-import sys
+import importlib
+from pathlib import Path
 
 import pytest
-
-from tests.docs.pages import ROOT, loaded
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-gsm_templates = loaded(ROOT / "benchmarks" / "gsm_templates.py")
 
 
 @pytest.mark.parametrize(
@@ -23,5 +19,6 @@ gsm_templates = loaded(ROOT / "benchmarks" / "gsm_templates.py")
         ("It is <<2+2=4>>4.\n#### 5", "the working ends with 4 and 4, the answer is 5"),
     ],
 )
-def test_a_disagreement_is_named(worked: str, fault: str) -> None:
-    assert gsm_templates.disagreement(worked) == fault
+def test_a_disagreement_is_named(worked: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    assert importlib.import_module("gsm_templates").disagreement(worked) == fault
