@@ -1,6 +1,7 @@
 """The figures and pictures of docs/algorithms.md, docs/environments.md and docs/replay.md come out of their scripts."""
 
 import csv
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -99,3 +100,14 @@ def test_a_run_is_branched_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyP
     found = _branch_points(tmp_path / "branches.csv")
     assert list(found) == [("0", f"short answers pay from rollout {step} on") for step in (1, 2)]
     assert all(ours == theirs for ours, theirs in found.values())
+
+
+def test_findings_of_the_doctor_are_drawn_without_a_font_from_elsewhere() -> None:
+    doctor = loaded(PLOTS / "doctor.py")
+    said = "a prompt\nD10 cut off: 98% are cut off. Change model.sampling.\n1 finding: 4 rollouts in 1 s.\n"
+    picture = doctor.drawn(said)
+    shown = re.sub(r"<[^>]*>", "", picture).replace("&#160;", " ")
+    assert "D10 cut off: 98% are cut off." in shown and "1 finding: 4 rollouts" in shown and "a prompt" not in shown
+    assert "http" not in picture.replace("http://www.w3.org/2000/svg", "") and "@font-face" not in picture
+    kept = (PLOTS.parent / "images" / "doctor.svg").read_text()
+    assert "http" not in kept.replace("http://www.w3.org/2000/svg", "") and "D10" in kept
