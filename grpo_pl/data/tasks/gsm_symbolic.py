@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.util import find_spec
+from itertools import chain, islice
+from itertools import count as integers
 from typing import Literal, Self
 
 from grpo_pl.data.tasks.generated import GeneratedPrompts
@@ -69,17 +71,28 @@ class GSMSymbolic(GeneratedPrompts):
         return self._distinct("val", count=every if count is None else min(count, every), least=1)
 
     def candidates(self, split: Literal["train", "val"], *place: int, count: int) -> Iterator[Problem]:
-        rng = random.Random(row_key(self.seed, split, *place))
-        for turn in range(1000):  # each has every template once
-            if split == "train":
+        if split == "train":
+            rng = random.Random(row_key(self.seed, split, *place))
+            for _ in range(1000):
                 for template in rng.sample(TRAINED, len(TRAINED)):
                     yield _drawn(self.seed, template, rng.randrange(2**31))
-            elif self.held_out == "numbers":
-                yield from (_drawn(self.seed, template, turn) for template in TRAINED)
-            elif self.held_out == "templates":
-                yield from (_drawn(self.seed, template, turn) for template in HELD_OUT)
-            elif turn == 0:
-                yield from (_problem(template, *_ask(template)) for template in HELD_OUT)
+        elif self.held_out == "numbers":
+            for number in range(1000):
+                yield from (_drawn(self.seed, template, number) for template in TRAINED)
+        elif self.held_out == "templates":
+            rows = zip(*map(self._different, HELD_OUT), strict=True)
+            yield from chain.from_iterable(islice(rows, DRAWS_HELD_OUT))
+        else:
+            yield from (_problem(template, *_ask(template)) for template in HELD_OUT)
+
+    def _different(self, template: int) -> Iterator[Problem]:
+        """The draws of a template in their order, without end; of equal ones the first."""
+        seen: set[int] = set()
+        for number in integers():
+            problem = _drawn(self.seed, template, number)
+            if problem.id not in seen:
+                seen.add(problem.id)
+                yield problem
 
     def identity(self, problem: Problem) -> tuple[int | str, ...]:
         """Template and numbers: problems that differ in names and things alone are held out together."""

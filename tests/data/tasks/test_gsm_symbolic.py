@@ -136,6 +136,13 @@ def test_held_out_problems_are_of_the_templates_that_they_should_be() -> None:
 
 
 @with_package
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_template_that_draws_a_problem_again_has_as_many_different_ones(seed: int) -> None:
+    problems = GSMSymbolic(held_out="templates", seed=seed).validation()
+    assert Counter(problem.columns["template"] for problem in problems) == dict.fromkeys(HELD_OUT, 20)
+
+
+@with_package
 def test_the_reward_pays_every_demonstration() -> None:
     source, reward = GSMSymbolic(), MathReward(correctness=True, answer_in="last_number")
     problems = [*training()[:200], *held_out("numbers"), *held_out("templates"), *held_out("originals")]
