@@ -1,0 +1,27 @@
+"""``ImageLimits``: how large the images of a problem may be, and where their files may lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from grpo_pl.functional.argument_checks import check_at_least, check_positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageLimits:
+    """What is refused before an image is decoded, and how many a problem may have."""
+
+    megabytes: float = 10.0
+    """Most megabytes (10⁶ bytes) of one file or text of an image."""
+    megapixels: float = 16.0
+    """Most million pixels of one image, by what its header says."""
+    per_prompt: int = 8
+    """Most images of one problem."""
+    folder: str | None = None
+    """Folder that the paths of images are relative to and that no file may lie outside of; null is the folder of the
+    data file."""
+
+    def __post_init__(self) -> None:
+        at = "data.source.images"
+        check_positive(**{f"{at}.megabytes": self.megabytes, f"{at}.megapixels": self.megapixels})
+        check_at_least(1, at, per_prompt=self.per_prompt)

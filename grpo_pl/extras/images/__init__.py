@@ -1,0 +1,1 @@
+"""Problems that have images, and policies that see them."""
