@@ -41,7 +41,8 @@ NO_VERSION = -1
 NO_TOKEN = -1
 """Padding id after the kept tokens, where another position has more of them."""
 Message = Mapping[str, Any]
-"""One turn of a conversation: ``role`` (system, user, assistant) and ``content``, a text."""
+"""One turn of a conversation: ``role`` (system, user, assistant) and ``content``: a text, or of a problem with images
+the parts ``{"type": "text", "text": …}`` and ``{"type": "image"}``; the images are ``Problem.columns["images"]``."""
 Conversation = tuple[Message, ...]
 """Turns of which the last is the user's; a system message may come first."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_pl.files.rows import line_name, read_lines
 
 if TYPE_CHECKING:  # torch, which a client of the server does without
-    from grpo_pl.types import Conversation
+    from grpo_pl.types import Conversation, Problem
 
 _OPTION = re.compile(r"(?:^|[\s(\[{*])\(?\\?(?:text(?:bf|rm)?\{)?\(?([A-Ha-h])\}?[).:\]]")
 _CHOICE = re.compile(r"\(?\\?(?:text(?:bf|rm)?\s*\{)?\s*\(?([A-Ha-h])\)?\s*\}?\)?\.?")
@@ -79,8 +79,11 @@ def is_conversation(cell: Any) -> bool:
     return isinstance(cell, list | tuple) and bool(cell) and all(isinstance(m, Mapping) and "role" in m for m in cell)
 
 
-def conversation_in(cell: Any) -> Conversation:
+def conversation_in(cell: Any, *, parts: bool = False) -> Conversation:
     """The messages in a cell; keys without a value are left out, because a table gives every message all keys.
+
+    Args:
+        parts: a content may be a list of parts, which are not looked at.
 
     Raises:
         ValueError: no list of messages, a role or content that cannot be asked with, or turns in a wrong order.
@@ -95,18 +98,44 @@ def conversation_in(cell: Any) -> Conversation:
         raise ValueError(f"roles are user and assistant, after one system message at most; found {wrong!r} in {roles}.")
     if not turns or turns[-1] != "user":
         raise ValueError(f"the last message must be the user's, found {roles}.")
-    bad = next((m for m in messages if not is_text(m.get("content")) or not isinstance(m["content"], str)), None)
-    if bad is not None:
-        raise ValueError(f"the content of every message must be a text, got {str(bad.get('content'))[:60]!r}.")
+    for content in (message.get("content") for message in messages):
+        if parts and isinstance(content, list | tuple) and content:
+            continue
+        if not is_text(content) or not isinstance(content, str):
+            told = f"the content of every message must be a text, got {str(content)[:60]!r}"
+            raise ValueError(f"{told}; images are read with data.source.images: true." if _has_image(content) else told)
     return messages
+
+
+def _has_image(content: Any) -> bool:
+    parts = content if isinstance(content, list | tuple) else ()
+    return any(isinstance(part, Mapping) and str(part.get("type")).startswith("image") for part in parts)
 
 
 def conversation_text(messages: Conversation) -> str:
     """The question as text: the user's turn, or all turns with their roles; the system message is no question."""
     turns = [message for message in messages if message["role"] != "system"]
     if len(turns) == 1:
-        return str(turns[0]["content"])
-    return "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in turns)
+        return content_text(turns[0]["content"])
+    return "\n\n".join(f"{turn['role']}: {content_text(turn['content'])}" for turn in turns)
+
+
+def content_text(content: Any) -> str:
+    """The text of a message: of parts those that are texts, a line each."""
+    if isinstance(content, list | tuple):
+        return "\n".join(str(part["text"]) for part in content if part.get("type") == "text")
+    return str(content)
+
+
+def image_digests(problem: Problem) -> list[str]:
+    """The digest of each image that the policy sees; in a run on text, whatever the column holds, none."""
+    images = problem.columns.get("images")
+    return [image.sha256 for image in images if hasattr(image, "sha256")] if isinstance(images, tuple) else []
+
+
+def asked_key(problem: Problem) -> str:
+    """The `normal_question`, with the digests of its images: equal for problems that ask the same."""
+    return " ".join([normal_question(problem.question), *image_digests(problem)])
 
 
 def normal_question(question: str) -> str:

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from grpo_pl.functional.argument_checks import check_at_least, check_positive
 
+IMAGE_COLUMNS = ("image", "images")
+"""Columns of the images of a row that are not in its messages."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ImageLimits:

@@ -38,6 +38,7 @@ class _LineReader(RowReader):
         self.file = Path(name).expanduser()
         if not self.file.is_file():
             raise ValueError(f"there is no file {name!r}.")
+        self.folder = self.file.parent
 
     def scan(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
         self.offsets = array("q")  # by number; lines that are blank have that of the next one

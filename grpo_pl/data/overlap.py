@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from grpo_pl.data.cells import normal_question
+from grpo_pl.data.cells import asked_key, image_digests
 from grpo_pl.types import Problem
 
 WORDS = 13
@@ -39,24 +39,28 @@ def find_overlaps(train: Iterable[Problem], held_out: Mapping[str, Sequence[Prob
     The training problems may be a stream; what stays in memory is a number for each n-gram that is held out.
     Numbers and punctuation marks are words of their own; questions of fewer than ``WORDS`` can only repeat as a whole.
     """
-    everything = [prompt.question for prompts in held_out.values() for prompt in prompts]
-    whole = {normal_question(question) for question in everything} - {""}  # asked by an environment, not by a question
-    grams = {gram for question in everything for gram in n_grams(question)}
+    everything = [prompt for prompts in held_out.values() for prompt in prompts]
+    whole = set(map(asked_key, everything)) - {""}  # asked by an environment, not by a question
+    grams = {gram for prompt in everything for gram in _n_grams_of(prompt)}
     repeated: set[str] = set()
     shared: set[int] = set()
     for prompt in train:
-        question = normal_question(prompt.question)
-        if question in whole:
-            repeated.add(question)
-        shared |= grams & n_grams(prompt.question)
+        if (asked := asked_key(prompt)) in whole:
+            repeated.add(asked)
+        shared |= grams & _n_grams_of(prompt)
     found = {}
     for name, prompts in held_out.items():
         parts: tuple[list[Problem], list[Problem]] = ([], [])
         for prompt in prompts:
-            parts[normal_question(prompt.question) in repeated].append(prompt)
-        alike = [prompt for prompt in parts[False] if shared & n_grams(prompt.question)]
+            parts[asked_key(prompt) in repeated].append(prompt)
+        alike = [prompt for prompt in parts[False] if shared & _n_grams_of(prompt)]
         found[name] = Overlap(held_out=len(prompts), repeated=parts[True], alike=alike)
     return found
+
+
+def _n_grams_of(prompt: Problem) -> set[int]:
+    """Those of its question; of a problem with images none: many are asked in the same words of other images."""
+    return set() if image_digests(prompt) else n_grams(prompt.question)
 
 
 def n_grams(question: str, words: int = WORDS) -> set[int]:

@@ -9,19 +9,22 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any, Literal
 
 from grpo_pl.data.cells import (
+    asked_key,
     check_pattern,
     conversation_in,
     conversation_text,
     gold_in,
+    image_digests,
     is_conversation,
     is_text,
-    normal_question,
     read_kept,
     unreadable,
 )
+from grpo_pl.data.image_limits import IMAGE_COLUMNS, ImageLimits
 from grpo_pl.data.sources import Problems, PromptSource, is_of_part
 from grpo_pl.functional.argument_checks import check_within
 from grpo_pl.functional.sampling import row_key
@@ -38,6 +41,8 @@ class RowReader(ABC):
     """Name of the file or split in messages."""
     unit: str
     """Name of one of its rows in messages: row, line …"""
+    folder: Path | None = None
+    """Folder that paths of images in its rows are relative to; None where there is no file of our own."""
 
     @abstractmethod
     def scan(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -85,6 +90,9 @@ class RowPrompts(PromptSource):
     demonstrated_share: float = 1.0
     """Share of the training rows, by a hash, that a cold start shows; below 1 rollouts ask the others alone, so that
     none is answered from memory."""
+    images: bool | ImageLimits = False
+    """Read the images of each row, in a column ``image`` or ``images`` or in the parts of its messages, for a policy
+    that sees them; the fields of ``ImageLimits`` say what is refused."""
 
     notes: list[str] = field(init=False, default_factory=list, repr=False, compare=False)
     """Lines to print about rows that were left out while loading."""
@@ -97,6 +105,15 @@ class RowPrompts(PromptSource):
         check_pattern(self.answer_pattern)
         if self.answer is None and self.answer_pattern:
             raise ValueError(f"data.source.answer is null, so answer_pattern {self.answer_pattern!r} has no column.")
+
+    def init_args(self) -> dict[str, Any]:
+        given = super().init_args()
+        return given if self.images else {name: value for name, value in given.items() if name != "images"}
+
+    @property
+    def image_limits(self) -> ImageLimits | None:
+        """The limits of ``images``; None where no images are read."""
+        return ImageLimits() if self.images is True else self.images or None
 
     @abstractmethod
     def open_rows(self, split: Side) -> RowReader | None:
@@ -190,15 +207,16 @@ class RowPrompts(PromptSource):
 
     def _readable(self, reader: RowReader, split: Side) -> Iterator[tuple[int, int]]:
         """Number, and key of the question, of every row that is a problem; judges the others at the end."""
-        total, bad = 0, 0
+        total, bad, seen = 0, 0, 0
         shown: list[str] = []
         digest = hashlib.blake2b(digest_size=16)
         for number, row in reader.scan():
             total += 1
-            digest.update(json.dumps([number, row], default=str).encode())
-            problem = self.problem(number, row)
+            problem = self.problem(number, row, reader.folder)
+            digest.update(self._told(number, row, problem).encode())
             if isinstance(problem, Problem):
-                yield number, row_key(normal_question(problem.question))
+                seen += bool(image_digests(problem))
+                yield number, row_key(asked_key(problem))
                 continue
             bad += 1
             if len(shown) < EXAMPLES_SHOWN:
@@ -206,33 +224,57 @@ class RowPrompts(PromptSource):
         self._digests[split] = digest.hexdigest()
         if not total:
             raise ValueError(f"{reader.name!r} is empty: it has no rows.")
+        if self.images and not seen and bad < total:
+            raise ValueError(
+                f"{reader.name!r} has no images in columns image or images, or in messages: name the column so, or set "
+                "data.source.images to false."
+            )
         if not bad:
             return
-        what = f"{bad} of {total} rows of {reader.name!r} have no question or answer that can be read"
+        parts = "question, answer or images" if self.images else "question or answer"
+        what = f"{bad} of {total} rows of {reader.name!r} have no {parts} that can be read"
         what += f" ({'; '.join(shown)})"
         if self.bad_rows == "refuse" or bad == total:
             hint = "" if not self.answer_pattern else f" with answer_pattern {self.answer_pattern!r}"
             raise ValueError(f"{what}{hint}. Mend the columns or the pattern, or set data.source.bad_rows to drop.")
         self.notes.append(f"{what}; left out.")
 
-    def problem(self, number: int, row: Mapping[str, Any]) -> Problem | str:
-        """The problem in a row, or, as a text, the question or answer that cannot be read and why."""
-        cell, messages = row[self.question], None
-        if is_conversation(cell):
-            try:
+    def _told(self, number: int, row: Mapping[str, Any], problem: Problem | str) -> str:
+        """A row as its digest takes it; of images the pixels count, wherever they come from."""
+        pixels: tuple[str, ...] = ()
+        if self.images:
+            row = {name: value for name, value in row.items() if name not in IMAGE_COLUMNS}
+            pixels = (problem,) if isinstance(problem, str) else (*image_digests(problem),)
+        return json.dumps([number, row, *pixels], default=str)
+
+    def problem(self, number: int, row: Mapping[str, Any], folder: Path | None = None) -> Problem | str:
+        """The problem in a row, or, as a text, the question, answer or image that cannot be read and why.
+
+        Args:
+            folder: see `RowReader`.
+        """
+        cell, messages, more = row[self.question], None, dict[str, Any]()
+        try:
+            if (limits := self.image_limits) is not None:
+                from grpo_pl.extras.images.row_images import read_images
+
+                folder = Path(limits.folder) if limits.folder is not None else folder
+                messages, more["images"] = read_images(row, cell, folder=folder, limits=limits)
+            elif is_conversation(cell):
                 messages = conversation_in(cell)
-            except ValueError as error:
-                return str(error).rstrip(".")
-        elif not is_text(cell):
+        except ValueError as error:
+            return str(error).rstrip(".")
+        if messages is None and not is_text(cell):
             return unreadable(self.question, cell)
         answer = "" if self.answer is None else gold_in(row[self.answer], self.answer_pattern)
         if answer is None:
             return unreadable(str(self.answer), row[str(self.answer)])
+        left_out = {*self.own_columns(), *(IMAGE_COLUMNS if self.images else ())}
         return Problem(
             id=number,
             question=str(cell) if messages is None else conversation_text(messages),
             answer=answer,
-            columns={name: value for name, value in row.items() if name not in self.own_columns()},
+            columns={**{name: value for name, value in row.items() if name not in left_out}, **more},
             messages=messages,
         )
 
@@ -299,7 +341,7 @@ class Rows(Problems):
     def _read(self, indices: Sequence[int]) -> Iterator[Problem]:
         numbers = array("q", (self.numbers[i] for i in indices))
         for number, row in zip(numbers, self.reader.read(numbers), strict=True):
-            problem = self.source.problem(number, row)
+            problem = self.source.problem(number, row, self.reader.folder)
             if not isinstance(problem, Problem):
                 unit, name = self.reader.unit, self.reader.name
                 raise ValueError(f"{unit} {number} of {name!r} has changed since the run began.")

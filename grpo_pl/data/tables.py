@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from datasets import Dataset, DatasetBuilder
 
 ROWS_AT_ONCE = 1000
+IMAGES_AT_ONCE = 32
 _NOT_OF_CELLS = {"name", "version", "description", "data_dir", "data_files", "sep", "delimiter", "features"}
 _NOT_OF_CELLS |= {"keep_default_na", "na_filter", "na_values", "chunksize"}
 """Settings of these builders that are heeded, or decide on types or speed alone."""
@@ -71,7 +72,12 @@ class TablePrompts(RowPrompts):
         return self._reader(self.val_path or self.path, self.val_split or "train", name)
 
     def _reader(self, path: str, split: str, name: str) -> RowReader:
-        reader = TableReader(load_table(path, self.subset, split, written=self.written_columns()), name)
+        parts = load_table(path, self.subset, split, written=self.written_columns())
+        for table in (part.table for part in parts if isinstance(part.table, StoredTable)):
+            table.decoded = not self.images  # what images may be is known before they are decoded
+        local = Path(path).expanduser()
+        folder = local if local.is_dir() else local.parent if local.is_file() else None
+        reader = TableReader(parts, name, folder)
         if reader.columns:
             self.check_columns(repr(name), reader.columns)
         return reader
@@ -97,6 +103,8 @@ class StoredTable:
         self.table, self.columns = table, list(table.column_names)
         schema = table.data.schema
         self._written = {name: schema.field(name).type for name in written if name in self.columns}
+        self.decoded = True
+        """False gives images as they are stored, bytes and path, and few rows at a time."""
 
     def __len__(self) -> int:
         return len(self.table)
@@ -104,8 +112,8 @@ class StoredTable:
     def read(self, numbers: Iterable[int]) -> Iterator[Row]:
         """The rows of these numbers, from 0, in this order."""
         numbers = iter(numbers)
-        while chunk := list(islice(numbers, ROWS_AT_ONCE)):
-            part = self.table[chunk]
+        while chunk := list(islice(numbers, ROWS_AT_ONCE if self.decoded else IMAGES_AT_ONCE)):
+            part = self.table[chunk] if self.decoded else self.table.with_format("arrow")[chunk].to_pydict()
             for name, kind in self._written.items():
                 part[name] = in_full(part[name], kind)
             yield from (dict(zip(part, cells, strict=True)) for cells in zip(*part.values(), strict=True))
@@ -123,8 +131,8 @@ class TableReader(RowReader):
 
     unit = "row"
 
-    def __init__(self, parts: Sequence[Part], name: str) -> None:
-        self.parts, self.name = parts, name
+    def __init__(self, parts: Sequence[Part], name: str, folder: Path | None = None) -> None:
+        self.parts, self.name, self.folder = parts, name, folder
         self.columns = list(dict.fromkeys(column for part in parts for column in part.table.columns))
         self.starts = list(accumulate((len(part.rows) for part in parts), initial=0))
 

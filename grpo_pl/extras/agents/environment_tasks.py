@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
+from grpo_pl.data.image_limits import ImageLimits
 from grpo_pl.data.rows import RowPrompts, RowReader, Side
 from grpo_pl.environment import Environment
 from grpo_pl.extras.agents.pool import EnvironmentPool
@@ -25,6 +27,7 @@ class EnvironmentPrompts(RowPrompts):
     answer: str | None = field(default="answer", init=False)
     answer_pattern: str = field(default="", init=False)
     bad_rows: Literal["refuse", "drop"] = field(default="refuse", init=False)
+    images: bool | ImageLimits = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,7 +42,7 @@ class EnvironmentPrompts(RowPrompts):
             raise ValueError(f"{self.path} brings no tasks along: name another data.source.")
         return _TaskReader(self.path, tasks)
 
-    def problem(self, number: int, row: Mapping[str, Any]) -> Problem:
+    def problem(self, number: int, row: Mapping[str, Any], folder: Path | None = None) -> Problem:
         columns = {name: value for name, value in row.items() if name not in ("question", "answer")}
         return Problem(id=number, question=row["question"], answer=str(row.get("answer", "")), columns=columns)
 

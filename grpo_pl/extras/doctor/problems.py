@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from grpo_pl.data.cells import normal_question
+from grpo_pl.data.cells import asked_key
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.data.overlap import find_overlaps
 from grpo_pl.extras.doctor.run_statistics import ProblemStatistics
@@ -30,15 +30,14 @@ class SeenProblems:
 
     def add(self, problems: Iterable[Problem]) -> None:
         for problem in problems:
-            self._asked[problem.source, problem.id] = normal_question(problem.question)
+            self._asked[problem.source, problem.id] = asked_key(problem)
 
     def statistics(self, data: RolloutDataModule) -> ProblemStatistics:
         """Repeats among them, and held-out problems that were trained on."""
         asked = set(self._asked.values())
         held_out = data.held_out()
         if self._held_out is None:
-            asked_there = (p.question for problems in held_out.values() for p in problems if p.question)
-            self._held_out = set(map(normal_question, asked_there))
+            self._held_out = {asked_key(p) for problems in held_out.values() for p in problems if p.question}
         return ProblemStatistics(
             train=len(self._asked),
             repeated=len(self._asked) - len(asked),

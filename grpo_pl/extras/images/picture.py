@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """What is read. Pillow knows more, some of which run other programs."""
+THUMBNAIL = 192
+"""Most pixels of a side of a thumbnail."""
 _DEEP = "I;16"
 """Modes of one channel of 16 bits begin so."""
 _MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV"}
@@ -56,19 +58,28 @@ class Picture:
         if min(width, height) < 1 or len(pixels) != 3 * width * height:
             raise ValueError(f"{len(pixels)} bytes are not the pixels of an image of {width}x{height}.")
         file = io.BytesIO()
-        _pillow().frombytes("RGB", (width, height), pixels).save(file, "PNG", compress_level=1)
+        pillow().frombytes("RGB", (width, height), pixels).save(file, "PNG", compress_level=1)
         sizes = width.to_bytes(4, "big") + height.to_bytes(4, "big")
         return cls(png=file.getvalue(), sha256=hashlib.sha256(sizes + pixels).hexdigest(), width=width, height=height)
 
     def pil(self) -> Image.Image:
         """The image as Pillow's, of mode RGB."""
-        image = _pillow().open(io.BytesIO(self.png), formats=("PNG",))
+        image = pillow().open(io.BytesIO(self.png), formats=("PNG",))
         image.load()
         return image
 
     def pixels(self) -> bytes:
         """Row by row, red, green and blue, a byte each."""
         return self.pil().tobytes()
+
+    def thumbnail(self) -> bytes:
+        """A PNG of the image, made smaller where one side has more than ``THUMBNAIL`` pixels."""
+        if max(self.width, self.height) <= THUMBNAIL:
+            return self.png
+        small, file = self.pil(), io.BytesIO()
+        small.thumbnail((THUMBNAIL, THUMBNAIL))
+        small.save(file, "PNG")
+        return file.getvalue()
 
     def data_url(self) -> str:
         """The image as a ``data:`` URL."""
@@ -102,14 +113,19 @@ def read_picture(given: Any, *, folder: Path | str | None, limits: ImageLimits, 
         given, where = _content(given, folder, limits, where)
     if isinstance(given, bytes | bytearray | memoryview):
         return _decoded(bytes(given), limits, where)
-    image_class = _pillow().Image
+    image_class = pillow().Image
     if isinstance(given, image_class):
         return _normal(given, limits, where)
     shown = "null" if given is None else f"{str(given)[:_SHOWN]!r}, {type(given).__name__}"
     raise ValueError(f"{where} is {shown}: give a path, bytes, an image of Pillow or a data: URL.")
 
 
-def _pillow() -> Any:
+def pillow() -> Any:
+    """The module ``PIL.Image``.
+
+    Raises:
+        ValueError: Pillow is not installed.
+    """
     try:
         from PIL import Image
     except ImportError as error:
@@ -131,7 +147,7 @@ def _content(given: str, folder: Path | str | None, limits: ImageLimits, where: 
     if _URL.match(given):
         raise ValueError(f"{where}: {given[:_SHOWN]!r} is a URL, and nothing is fetched: give the image itself.")
     if folder is None:
-        raise ValueError(f"{where}: {given[:_SHOWN]!r} is a path, and no file is opened here: give its bytes.")
+        raise ValueError(f"{where}: {given[:200]!r} is a path, and no file is opened here: give its bytes.")
     where = f"{where}, file {given[:200]!r}"
     try:
         home = Path(folder).expanduser().resolve()
@@ -158,18 +174,18 @@ def _decoded(content: bytes, limits: ImageLimits, where: str) -> Picture:
     _check_size(len(content), limits.megabytes, limits, where)
     if not content:
         raise ValueError(f"{where} is empty.")
-    pillow = _pillow()
+    library = pillow()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", pillow.DecompressionBombWarning)  # `limits` decide
+        warnings.filterwarnings("ignore", module="PIL")  # of many pixels, which `limits` decide on, and of metadata
         try:
-            image = pillow.open(io.BytesIO(content), formats=FORMATS)
-        except pillow.DecompressionBombError as error:
+            image = library.open(io.BytesIO(content), formats=FORMATS)
+        except library.DecompressionBombError as error:
             raise ValueError(f"{where}: {_too_many(limits)}") from error
         except Exception as error:  # of whatever kind: the bytes may be anything
             known = ", ".join(FORMATS)
             raise ValueError(f"{where} is no image that can be read; these can be: {known}.") from error
-    with image:
-        return _normal(image, limits, where)
+        with image:
+            return _normal(image, limits, where)
 
 
 def _too_many(limits: ImageLimits) -> str:
@@ -195,7 +211,7 @@ def _normal(image: Image.Image, limits: ImageLimits, where: str) -> Picture:
             upright = upright.convert("I").point(lambda value: value * (1 / 256)).convert("L")
         if upright.has_transparency_data:
             seen = upright.convert("RGBA")
-            upright = _pillow().alpha_composite(_pillow().new("RGBA", seen.size, "white"), seen)
+            upright = pillow().alpha_composite(pillow().new("RGBA", seen.size, "white"), seen)
         rgb = upright.convert("RGB")
         pixels = rgb.tobytes()
     except Exception as error:  # of whatever kind: the bytes may be anything
