@@ -58,6 +58,7 @@ EXTRA_OF = {
     "grpo_pl/extras/agents/textarena_games.py": "environments",
     "grpo_pl/extras/agents/verifiers_tasksets.py": "verifiers",
     "grpo_pl/extras/judges/endpoint.py": "judge",
+    "grpo_pl/data/tasks/shapes.py": "images",
     "grpo_pl/extras/images/picture.py": "images",
     "grpo_pl/extras/judges/judge.py": "judge",
     "grpo_pl/extras/judges/rubric.py": "judge",

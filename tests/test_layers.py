@@ -41,6 +41,11 @@ MAY_IMPORT: dict[str, set[str]] = {
 """Room -> the rooms that it may import. Only a run's configuration, verbs and default callbacks lead to ``extras``."""
 REACHED = {
     "grpo_pl/functional/accelerated.py": {"grpo_pl.extras.kernels.gated.SiluProduct"},  # to see whether Triton compiles
+    "grpo_pl/data/tasks/shapes.py": {
+        "grpo_pl.extras.images.permuted.with_images_of_others",
+        "grpo_pl.extras.images.picture.Picture",  # which a run on text does without
+        "grpo_pl.extras.images.picture.pillow",
+    },
     "grpo_pl/data/rows.py": {"grpo_pl.extras.images.row_images.read_images"},  # for data.source.images
     "grpo_pl/cli/answering.py": {"grpo_pl.extras.agents.pool.EnvironmentPool"},  # for an export's environment
     "grpo_pl/policy/trained.py": {"grpo_pl.extras.agents.tool_form.ToolForm"},

@@ -17,8 +17,8 @@ SOURCES: Mapping[str, Sequence[str]] = {
     "tasks.gsm_symbolic": ["GSMSymbolic"], "tasks.guess_number": ["GuessNumberPrompts"],
     "json_lines": ["JsonLinesPrompts"], "mixture": ["MixturePrompts"],
     "tasks.one_liners": ["OneLinerPrompts"], "tasks.reasoning_gym": ["ReasoningGymPrompts"],
-    "tasks.sorting": ["SortingPrompts"], "tasks.subset_sum": ["SubsetSumPrompts"], "tasks.sums": ["SumPrompts"],
-    "tasks.word_problems": ["WordProblems"], "tables": ["TablePrompts"],
+    "tasks.shapes": ["ShapePrompts"], "tasks.sorting": ["SortingPrompts"], "tasks.subset_sum": ["SubsetSumPrompts"],
+    "tasks.sums": ["SumPrompts"], "tasks.word_problems": ["WordProblems"], "tables": ["TablePrompts"],
 }  # fmt: skip
 """Trusted prompt sources by module: they read data and import nothing by name."""
 ENVIRONMENTS: Mapping[str, Sequence[str]] = {

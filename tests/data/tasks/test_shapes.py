@@ -1,0 +1,165 @@
+"""Questions about drawn shapes: answers read off the pixels again, splits, and pictures that are permuted."""
+
+import random
+from collections import Counter
+from contextlib import suppress
+from functools import cache
+
+import pytest
+
+from grpo_pl.config.objects import build
+from grpo_pl.data.cells import image_digests
+from grpo_pl.data.sources import PromptSource
+from grpo_pl.data.tasks.shapes import COLORS, PLACES, SHAPES, ShapePrompts
+from grpo_pl.extras.images.picture import Picture
+from grpo_pl.rewards import FunctionReward, MathReward
+from grpo_pl.types import Problem
+
+Seen = dict[str, tuple[str, str]]
+
+
+@cache
+def training(seed: int = 0, count: int = 600) -> list[Problem]:
+    return ShapePrompts(seed=seed).prompts(0, count=count)
+
+
+@cache
+def held_out(kind: str, seed: int = 0) -> list[Problem]:
+    return ShapePrompts(held_out=kind, seed=seed).validation()  # type: ignore[arg-type]
+
+
+def read(picture: Picture) -> Seen:
+    """What is at each place, from the pixels alone: the nearest colour, and the shape by how its rows grow."""
+    image, found = picture.pil(), {}
+    for number, name in enumerate(PLACES):
+        left, top = number % 3 * 16, number // 3 * 16
+        pixels = {(x, y): image.getpixel((left + x, top + y)) for x in range(16) for y in range(16)}
+        inside = {at: tint for at, tint in pixels.items() if tint != (255, 255, 255)}
+        if not inside:
+            continue
+        widths = [n for y in range(16) if (n := sum(at[1] == y for at in inside))]
+        square = len(set(widths)) == 1
+        triangle = widths == sorted(widths) and not square
+        tint = next(iter(inside.values()))
+        near = min(COLORS, key=lambda c: sum((a - b) ** 2 for a, b in zip(COLORS[c], tint, strict=True)))  # type: ignore[arg-type]
+        found[name] = (near, "square" if square else "triangle" if triangle else "circle")
+    return found
+
+
+def solve(question: str, seen: Seen) -> tuple[str, str]:
+    """Answer and work."""
+    kind, *words = question.split()
+    if kind == "count":
+        rows = [sum(seen[p][0] == words[0] for p in seen if p[0] == row) for row in "abc"]
+        return str(sum(rows)), f"{rows[0]}+{rows[1]}+{rows[2]}={sum(rows)}"
+    if kind == "color" and words[0] in PLACES:
+        return seen[words[0]]
+    if kind == "color":
+        ((place, (color, _)),) = [(p, pair) for p, pair in seen.items() if pair[1] == words[0]]
+        return color, place
+    (place,) = [p for p, pair in seen.items() if pair == tuple(words[-2:])]
+    row, column = place
+    beside = f"{row}{int(column) - 1}" if kind == "left" else f"{'abc'['abc'.index(row) - 1]}{column}"
+    return " ".join(seen[beside]), f"{place} {beside}"
+
+
+@pytest.mark.parametrize("problems", [training(), held_out("images"), held_out("combinations"), training(7)])
+def test_answers_are_what_the_pixels_show(problems: list[Problem]) -> None:
+    kinds = Counter(problem.question.split()[0] for problem in problems)
+    assert set(kinds) == {"count", "color", "left", "above"}
+    for problem in problems:
+        (picture,) = problem.columns["images"]
+        assert (picture.width, picture.height) == (48, 48)
+        seen = read(picture)
+        assert [" ".join(seen.get(place, ())) for place in PLACES] == problem.columns["scene"]
+        assert (problem.answer, problem.columns["work"]) == solve(problem.question, seen)
+
+
+def pairs(problem: Problem) -> set[tuple[str, ...]]:
+    return {tuple(cell.split()) for cell in problem.columns["scene"] if cell}
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_three_pairs_are_in_no_training_image_and_decide_the_answers_of_their_own_set(seed: int) -> None:
+    unseen = ShapePrompts(seed=seed).unseen_pairs
+    assert sorted(shape for _, shape in unseen) == sorted(SHAPES) and len({color for color, _ in unseen}) == 3
+    shown = set.union(*map(pairs, [*training(seed), *held_out("images", seed)]))
+    assert shown == {(color, shape) for color in COLORS for shape in SHAPES} - unseen
+    for problem in held_out("combinations", seed):
+        seen = read(problem.columns["images"][0])
+        hidden = {place: pair for place, pair in seen.items() if pair not in unseen}
+        with suppress(KeyError, ValueError):  # what is asked about is not there
+            assert solve(problem.question, hidden) != (problem.answer, problem.columns["work"])
+
+
+def test_no_scene_is_in_two_splits() -> None:
+    scenes = [{tuple(p.columns["scene"]) for p in problems} for problems in (training(), held_out("images"))]
+    assert not scenes[0] & scenes[1] and len(scenes[0]) > 550
+    source = ShapePrompts()
+    assert all(map(source.is_held_out, [*held_out("images"), *held_out("combinations")]))
+    assert not any(map(source.is_held_out, training()))
+    assert len(held_out("images")) == len(held_out("combinations")) == 400
+    demonstrated, asked = (ShapePrompts(demonstrated_share=0.3).prompts(step, count=100) for step in (-1, 1))
+    assert not {tuple(p.columns["scene"]) for p in demonstrated} & {tuple(p.columns["scene"]) for p in asked}
+
+
+def test_a_problem_depends_on_seed_and_number_alone() -> None:
+    source = ShapePrompts(seed=3)
+    later = source.prompts(5, count=8)
+    assert ShapePrompts(seed=3).prompts(5, count=8) == later != source.prompts(6, count=8)
+    assert source.prompts(5, count=20)[:8] == later
+    assert source.validation(30)[:10] == ShapePrompts(seed=3).validation(10)
+    assert ShapePrompts(seed=4).prompts(5, count=8) != later
+    number = 12345
+    assert source.problem(number, source.drawn(number)) == source.problem(number, source.drawn(number))
+
+
+def test_no_answer_is_common() -> None:
+    for kind in ("count", "color", "relation"):
+        source = ShapePrompts(questions=(kind,))  # type: ignore[arg-type]
+        answers = Counter(problem.answer for problem in source.prompts(0, count=600))
+        assert answers.most_common(1)[0][1] < 600 * 0.33, answers
+        assert {p.question.split()[0] for p in source.prompts(0, count=600)} <= {kind, "left", "above"}
+
+
+def test_demonstrations_show_the_work_and_are_right() -> None:
+    reward, rng = MathReward(correctness=True), random.Random(0)
+    problems = [p for p in training() if p.question.startswith("count")]
+    shown = [ShapePrompts(worked_share=share).demonstration(p, rng) for share in (0, 1) for p in problems]
+    assert all(score.correct for score in reward(shown, [p.answer for p in problems] * 2, {}))
+    assert shown[0] == f"<think></think><answer>\\boxed{{{problems[0].answer}}}</answer>"
+    assert f"<think>{problems[0].columns['work']}</think>" in shown[len(problems)]
+    with_work = sum("=" in ShapePrompts().demonstration(p, rng) for p in problems * 5)
+    assert 0.3 < with_work / (5 * len(problems)) < 0.5
+
+
+@pytest.mark.parametrize("questions", [("count",), ("count", "color", "relation")])
+def test_permuted_images_keep_everything_else_and_answers_go_by_chance(questions: tuple[str, ...]) -> None:
+    plain, permuted = (ShapePrompts(questions=questions, permuted=p).validation() for p in (False, True))  # type: ignore[arg-type]
+    assert len(permuted) == len(plain) == 400
+    assert [(p.id, p.question, p.answer) for p in permuted] == [(p.id, p.question, p.answer) for p in plain]
+    digests = [[image_digests(p)[0] for p in problems] for problems in (plain, permuted)]
+    assert sorted(digests[0]) == sorted(digests[1])
+    assert not any(a == b for a, b in zip(*digests, strict=True))
+    counts = [p for p in permuted if p.question.startswith("count")]
+    right = sum(solve(p.question, read(p.columns["images"][0]))[0] == p.answer for p in counts)
+    common = Counter(p.answer for p in counts).most_common(1)[0][1]
+    assert right <= common + 2 * (common * (1 - common / len(counts))) ** 0.5
+
+
+def test_rewards_see_the_images() -> None:
+    def shown(completions: list[str], images: list[tuple[Picture, ...]], answer: list[str], **_: object) -> list[float]:
+        return [float(sum(c == "red" for c, _ in read(p[0]).values()) == int(a)) for p, a in zip(images, answer)]  # noqa: B905
+
+    problems = [p for p in training() if p.question == "count red"]
+    columns = {"images": [p.columns["images"] for p in problems]}
+    scores = FunctionReward(function=shown)([""] * len(problems), [p.answer for p in problems], columns)
+    assert [score.value for score in scores] == [1.0] * len(problems) and problems
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"questions": ["size"]}, {"questions": []}, {"held_out": "all"}, {"most": 2}, {"worked_share": 1.5}]
+)
+def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        build(PromptSource, {"class_path": "grpo_pl.data.tasks.shapes.ShapePrompts", "init_args": wrong}, "data.source")
