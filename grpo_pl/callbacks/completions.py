@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
+from grpo_pl.data.cells import image_digests
 from grpo_pl.environment import text_of
 from grpo_pl.files.rows import Row, json_line, read_lines, row_writer
-from grpo_pl.files.writing import append_lines, best_effort
+from grpo_pl.files.runs import IMAGES
+from grpo_pl.files.writing import append_lines, best_effort, staged
 from grpo_pl.functional.argument_checks import check_at_least
 from grpo_pl.rollout.sampler import episode_row
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.lightning_loops import completed_rollouts
+from grpo_pl.types import Problem
 
 
 class CompletionsLog(Callback):
     """Writes the first groups of every rollout, one completion a line. The file never outgrows its limit: when it
     would, every second of the rollouts it holds is dropped, and from then on only such rollouts are written, so that
-    it covers the whole run evenly. With several processes it shows the prompts of the first.
+    it covers the whole run evenly. With several processes it shows the prompts of the first. Small copies of the images
+    of these prompts are in the folder ``images`` beside it, under their digests.
 
     Args:
         groups_per_rollout: prompts of each rollout that are written, each with all of its completions; 0 writes none.
-        max_megabytes: largest size of the file.
+        max_megabytes: largest size of the file, and of all images together.
     """
 
     def __init__(self, groups_per_rollout: int = 4, max_megabytes: float = 32.0) -> None:
@@ -66,6 +70,7 @@ class CompletionsLog(Callback):
         with best_effort(self.path):
             if text and self._make_room(len(text.encode())):
                 append_lines(self.path, text)
+                self._write_images(experience.samples.prompts[: self.groups_per_rollout])
 
     def _make_room(self, size: int) -> bool:
         """Drops every second rollout of the file until ``size`` more bytes fit; false where that does not help."""
@@ -77,7 +82,36 @@ class CompletionsLog(Callback):
                 return False
             before, self._stride = now, self._stride * 2
             self._keep(lambda row: row["step"] % self._stride == 0)
+            self._drop_images()
         return True
+
+    def _write_images(self, prompts: Sequence[Problem]) -> None:
+        """Writes the images that are not there yet, as long as there is room."""
+        assert self.path is not None
+        folder = self.path.with_name(IMAGES)
+        seen = {i.sha256: i for prompt in prompts if image_digests(prompt) for i in prompt.columns["images"]}
+        new = {folder / f"{digest}.png": image for digest, image in seen.items()}
+        if not new:
+            return
+        size = sum(file.stat().st_size for file in folder.glob("*.png"))
+        for file, image in new.items():
+            if file.exists():
+                continue
+            small = image.thumbnail()
+            size += len(small)
+            if size > self.max_megabytes * 1e6:
+                return
+            with staged(file) as staging:
+                staging.write_bytes(small)
+
+    def _drop_images(self) -> None:
+        """Removes the images that are in no row any more."""
+        assert self.path is not None
+        files = list(self.path.with_name(IMAGES).glob("*.png"))
+        kept = {digest for line in read_lines(self.path) for digest in line.row.get("images", ())} if files else set()
+        for file in files:
+            if file.stem not in kept:
+                file.unlink()
 
     def _keep(self, wanted: Callable[[Row], bool]) -> None:
         """Rewrites the file with the wanted rows only, without a last line that a crash cut short."""
@@ -115,6 +149,7 @@ def rows_of(experience: Experience, numbers: Iterable[int]) -> list[Row]:
                 "prompt": samples.prompt_texts[i // size],
                 "question": prompt.question,
                 "answer": prompt.answer,
+                **({"images": digests} if (digests := image_digests(prompt)) else {}),
                 "completion": samples.completions[i],
                 "tokens": lengths[i],
                 "finish_reason": samples.rollout.finish_reasons[i],

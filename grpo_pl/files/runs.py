@@ -21,6 +21,8 @@ from grpo_pl.files.rows import read_lines, read_object
 from grpo_pl.files.writing import staged
 from grpo_pl.moved import defined_name
 
+IMAGES = "images"
+"""Folder of a run with a small PNG of each image that its ``completions.jsonl`` names."""
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with it
 
 
@@ -37,6 +39,7 @@ class RunFolder:
         self.config = path / "config.yaml"
         self.metrics = path / "metrics.csv"
         self.completions = path / "completions.jsonl"
+        self.images = path / IMAGES
         self.digests = path / "digests.jsonl"
         self.suspicious = path / "suspicious.jsonl"
         self.held_out = path / "held_out.jsonl"

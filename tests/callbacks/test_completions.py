@@ -1,14 +1,18 @@
 """``completions.jsonl``: what it holds of a rollout, and that it stays within its size and survives a resume."""
 
 import json
+import random
 import shutil
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from grpo_pl.callbacks.completions import CompletionsLog, completion_rows, flat_row
+from grpo_pl.extras.images.picture import Picture
 from grpo_pl.files.rows import read_rows
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.template import PromptTemplate
@@ -95,3 +99,57 @@ def test_a_resumed_run_writes_each_rollout_once(whole: WholeRun) -> None:
     written = (run / "completions.jsonl").read_text()
     assert written == (whole.folder / "completions.jsonl").read_text()
     assert {json.loads(line)["step"] for line in written.splitlines()} == {0, 1, 2, 3}
+
+
+def _seen(make_experience: Callable[..., Experience], step: int, *pictures: Picture) -> Experience:
+    prompts = [Problem(id=i, question="?", answer="7", columns={"images": (one,)}) for i, one in enumerate(pictures, 1)]
+    prompts += [Problem(id=9, question="?", answer="7", columns={"images": ["a column of text runs"]})]
+    return make_experience(
+        {prompt.id: ["7", "no"] for prompt in prompts},
+        batch=PromptBatch(step=step, prompts=prompts, valid=[True] * len(prompts)),
+        rewards=[ExactReward(correctness=True)],
+        algorithm=GRPOAlgorithm(group_size=2, beta=0.0, scale="none"),
+        max_completion_length=4,
+    )
+
+
+def test_a_row_names_its_images_and_small_copies_lie_beside_the_file(
+    make_experience: Callable[..., Experience], tmp_path: Path
+) -> None:
+    small, large = Picture.of(bytes(12), 2, 2), Picture.of(bytes(3 * 400 * 100), 400, 100)
+    experience = _seen(make_experience, 0, small, large, small)
+    assert [row.get("images") for row in completion_rows(experience, groups=4)] == [
+        *([small.sha256],) * 2,
+        *([large.sha256],) * 2,
+        *([small.sha256],) * 2,
+        *(None,) * 2,
+    ]
+    log = CompletionsLog(groups_per_rollout=4)
+    log.path = tmp_path / "completions.jsonl"
+    trainer: Any = SimpleNamespace(is_global_zero=True)
+    log.on_train_batch_end(trainer, None, {"experience": experience}, None, 0)  # type: ignore[arg-type]
+    assert {file.name for file in (tmp_path / "images").iterdir()} == {f"{p.sha256}.png" for p in (small, large)}
+    assert (tmp_path / "images" / f"{small.sha256}.png").read_bytes() == small.png
+    from PIL import Image
+
+    assert Image.open(tmp_path / "images" / f"{large.sha256}.png").size == (192, 48)
+
+
+def test_images_stay_within_the_size_and_go_with_their_rows(
+    make_experience: Callable[..., Experience], tmp_path: Path
+) -> None:
+    rows = [_seen(make_experience, step, Picture.of(bytes([step] * 12), 2, 2)) for step in range(6)]
+    size = len("".join(json.dumps(row) + "\n" for row in completion_rows(rows[0], groups=1)))
+    log = CompletionsLog(groups_per_rollout=1, max_megabytes=3.5 * size / 1e6)
+    log.path = tmp_path / "completions.jsonl"
+    trainer: Any = SimpleNamespace(is_global_zero=True)
+    for experience in rows:
+        log.on_train_batch_end(trainer, None, {"experience": experience}, None, 0)  # type: ignore[arg-type]
+    named = {digest for row in read_rows(log.path) for digest in row["images"]}
+    assert {file.stem for file in (tmp_path / "images").iterdir()} == named and len(named) == 2
+    log = CompletionsLog(groups_per_rollout=1, max_megabytes=1e-3)
+    log.path = tmp_path / "other" / "completions.jsonl"
+    noise = Picture.of(random.Random(0).randbytes(3 * 40 * 40), 40, 40)
+    log.path.parent.mkdir()
+    log.on_train_batch_end(trainer, None, {"experience": _seen(make_experience, 0, noise)}, None, 0)  # type: ignore[arg-type]
+    assert len(noise.png) > 1000 and log.path.is_file() and not (tmp_path / "other" / "images").exists()

@@ -99,6 +99,16 @@ function showHeldOut() {
     element("small", { text: `${asked ? "right of the" : "mean reward of the"} sampled completions; first ${first}, then where they differ most` })), ...items);
 }
 
+// The images of a problem in order; a placeholder for each that is not there any more.
+function thumbnails(digests) {
+  if (!digests.length) return [];
+  return [element("div", { class: "images" }, ...digests.map((digest, index) => {
+    const [title, label] = [`sha256 ${digest}`, `image ${index + 1}`];
+    const source = run.images[digest];
+    return source ? element("img", { src: source, alt: label, title }) : element("span", { class: "gone", title, text: `${label} is not kept` });
+  }))];
+}
+
 // The command that explains a completion; a click marks all of it, to be copied.
 function whyOf(step, group, one) {
   const command = `${run.why} --step ${step - 1} --prompt ${group.prompt_id} --sample ${one.sample}`;
@@ -130,7 +140,7 @@ function showSamples(rollouts) {
     const filters = FILTERS.filter(([, keep]) => all.some(keep));
     state.filter = Math.min(state.filter, filters.length - 1);
     choices(get("filters"), filters.map(([name, keep]) => `${name} ${all.filter(keep).length}`), state.filter, (index) => pick({ filter: index }));
-    get("problem").replaceChildren(element("pre", { text: group.prompt }),
+    get("problem").replaceChildren(...thumbnails(group.images ?? []), element("pre", { text: group.prompt }),
       ...(group.answer ? [element("div", { class: "gold" }, "gold answer ", element("b", { text: group.answer }))] : []));
     const kept = all.filter(filters[state.filter][1]).sort(byReward), kinds = folded(kept);
     const open = kinds.find((kind) => kind.answer === state.kind?.answer && kind.correct === state.kind?.correct) ?? null;

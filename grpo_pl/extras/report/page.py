@@ -3,8 +3,10 @@ data, not markup."""
 
 from __future__ import annotations
 
+import base64
 import html
 import json
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
@@ -24,6 +26,8 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inli
 """What a page that is a file may load: nothing."""
 LARGEST_SAMPLES = 8_000_000
 """Most bytes of samples in a report; beyond, it shows every second rollout only, or every fourth, eighth …"""
+LARGEST_IMAGES = 6_000_000
+"""Most bytes of the images of samples in a report; the others are named only."""
 
 NEEDED = {
     "completions.jsonl": (
@@ -97,7 +101,8 @@ def build_page(run: RunFolder) -> str:
             "answers": before_and_after(validations),
         },
         "charts": [*(branch_charts(run, columns, branch) if branch else []), *charts(columns), *length_charts(samples)],
-        "samples": rollouts(thinned(samples)),
+        "samples": rollouts(shown := thinned(samples)),
+        "images": thumbnails(shown, run.images),
         "why": f"grpo-pl why {shlex.quote(str(run.path))}" if run.config.is_file() and run.record.is_file() else "",
         "differences": [[]],
         "config": run.config.read_text(encoding="utf-8", errors="replace") if run.config.is_file() else "",
@@ -154,6 +159,7 @@ def comparison_data(runs: Mapping[str, RunFolder]) -> dict[str, Any]:
         },
         "charts": comparison_charts(columns),
         "samples": [],
+        "images": {},
         "why": "",
         "differences": _differences(runs),
         "config": "",
@@ -239,11 +245,27 @@ def rollouts(rows: Iterable[Row]) -> list[dict[str, Any]]:
         group = found.setdefault(row["step"], {}).setdefault(
             row["prompt_id"],
             {"prompt_id": str(row["prompt_id"])}
-            | {key: row[key] for key in ("prompt", "question", "answer")}
+            | {key: row[key] for key in ("prompt", "question", "answer", "images") if key in row}
             | {"completions": []},
         )
         group["completions"].append(_completion(row))
     return [{"step": step + 1, "groups": list(groups.values())} for step, groups in sorted(found.items())]
+
+
+def thumbnails(rows: Iterable[Row], folder: Path) -> dict[str, str]:
+    """Digest -> ``data:`` URL of each image of these rows whose small copy is in the folder, as long as there is
+    room."""
+    found: dict[str, str] = {}
+    left = LARGEST_IMAGES
+    for digest in dict.fromkeys(digest for row in rows for digest in row.get("images", ())):
+        file = folder / f"{digest}.png"
+        if not re.fullmatch("[0-9a-f]{64}", str(digest)) or not file.is_file() or file.stat().st_size > left:
+            continue
+        content = file.read_bytes()
+        if content.startswith(b"\x89PNG\r\n\x1a\n"):
+            left -= len(content)
+            found[digest] = f"data:image/png;base64,{base64.b64encode(content).decode()}"
+    return found
 
 
 def _completion(row: Row) -> Row:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from grpo_pl.extras.images.picture import Picture
 from grpo_pl.extras.report.page import build_page, write_report
 from grpo_pl.files.runs import RunFolder
 from tests.browser import Browser, needs_browser, until
@@ -388,3 +389,45 @@ def test_the_map_of_problems_is_drawn_in_its_colours(page: Browser) -> None:
         "image.src = document.querySelector('.plot.map image').getAttribute('href')"
     )
     assert pixels == [2, 2, [0xF2, 0xE3, 0x94, 255], [0x23, 0x30, 0x4A, 255]]  # all right after, none before
+
+
+def _with_images(folder: Path, names: list[list[str]]) -> RunFolder:
+    run = write_run(folder)
+    write_samples(run, [{**sample_row(0, i, 0, "4", 1.0), "images": each} for i, each in enumerate(names)])
+    return run
+
+
+def test_samples_have_their_thumbnails_as_far_as_the_files_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    red, gone = Picture.of(bytes([255, 0, 0]), 1, 1), "0" * 64
+    run = _with_images(tmp_path / "seen", [[red.sha256, gone], [], ["../../secret"], [red.sha256]])
+    run.images.mkdir()
+    (run.images / f"{red.sha256}.png").write_bytes(red.png)
+    (tmp_path / "secret.png").write_bytes(red.png)
+    (run.images / f"{'1' * 64}.png").write_bytes(b"<svg onload=alert(1)>")
+    data = _data(build_page(run))
+    assert data["images"] == {red.sha256: red.data_url()}
+    assert [group["images"] for group in data["samples"][0]["groups"]][:2] == [[red.sha256, gone], []]
+    monkeypatch.setattr("grpo_pl.extras.report.page.LARGEST_IMAGES", len(red.png) - 1)
+    assert _data(build_page(run))["images"] == {}
+    assert _data(build_page(write_run(tmp_path / "text")))["images"] == {}
+
+
+def test_a_file_that_is_no_png_is_not_shown(tmp_path: Path) -> None:
+    run = _with_images(tmp_path / "seen", [["1" * 64]])
+    run.images.mkdir()
+    (run.images / f"{'1' * 64}.png").write_bytes(b"<svg onload=alert(1)>")
+    assert _data(build_page(run))["images"] == {}
+
+
+@needs_browser
+def test_the_browser_shows_thumbnails_and_placeholders(browser: Browser, tmp_path: Path) -> None:
+    red = Picture.of(bytes([255, 0, 0] * 4), 2, 2)
+    run = _with_images(tmp_path / "seen", [[red.sha256, "0" * 64]])
+    run.images.mkdir()
+    (run.images / f"{red.sha256}.png").write_bytes(red.png)
+    browser.open(write_report(run).as_uri())
+    loaded = "return [...document.querySelectorAll('#problem img')].map(i => [i.alt, i.naturalWidth])"
+    until(lambda: browser.run(loaded) == [["image 1", 2]])
+    assert browser.texts("#problem .gone") == ["image 2 is not kept"]
