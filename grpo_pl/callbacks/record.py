@@ -21,6 +21,7 @@ from lightning.pytorch.callbacks import Callback
 import grpo_pl
 from grpo_pl.config.presets import preset_name
 from grpo_pl.config.terms import ROOM
+from grpo_pl.data.cells import image_digests
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.files.rows import read_object
 from grpo_pl.files.runs import RunFolder, keep_config
@@ -152,9 +153,10 @@ def examples_of(data: RolloutDataModule) -> list[dict[str, Any]]:
 
 
 def data_digest(data: RolloutDataModule) -> str:
-    """Names the data: the files that problems are read from, by their digests, and the held-out problems."""
+    """Names the data: the files that problems are read from, by their digests, and the held-out problems with the
+    pixels of their images."""
     problems = {
-        name: [[problem.id, problem.question, problem.answer] for problem in problems]
+        name: [[problem.id, problem.question, problem.answer, *image_digests(problem)] for problem in problems]
         for name, problems in data.held_out().items()
     }
     files = {place: digest for place, (digest, _) in data.digests().items()}

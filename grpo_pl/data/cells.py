@@ -12,6 +12,8 @@ from grpo_pl.files.rows import line_name, read_lines
 if TYPE_CHECKING:  # torch, which a client of the server does without
     from grpo_pl.types import Conversation, Problem
 
+DIGESTS = "image_digests"
+"""Column of the digests of a row's images, in files that are written here."""
 _OPTION = re.compile(r"(?:^|[\s(\[{*])\(?\\?(?:text(?:bf|rm)?\{)?\(?([A-Ha-h])\}?[).:\]]")
 _CHOICE = re.compile(r"\(?\\?(?:text(?:bf|rm)?\s*\{)?\s*\(?([A-Ha-h])\)?\s*\}?\)?\.?")
 _TRUTH = re.compile(r"\(?\\?(?:text(?:bf|rm)?\s*\{)?\s*(?:true|false|yes|no)\s*\}?\)?\.?", re.IGNORECASE)
@@ -45,7 +47,7 @@ def gold_in(cell: Any, pattern: str) -> str | None:
 
 
 def read_kept(path: str) -> set[str]:
-    """The questions in a file that ``grpo-pl filter`` wrote.
+    """The `asked_key` of each problem in a file that ``grpo-pl filter`` wrote.
 
     Raises:
         ValueError: no such file, or a line that is none of a filter, by its number.
@@ -57,7 +59,8 @@ def read_kept(path: str) -> set[str]:
             cell = row.get("question")
             if not isinstance(cell, str) and not is_conversation(cell):
                 raise ValueError(f"{line_name(file, number)} was not written by `grpo-pl filter`: it has no question.")
-            questions.add(normal_question(cell if isinstance(cell, str) else conversation_text(conversation_in(cell))))
+            question = cell if isinstance(cell, str) else conversation_text(conversation_in(cell, parts=True))
+            questions.add(" ".join([normal_question(question), *row.get(DIGESTS, ())]))
     except OSError as error:
         raise ValueError(f"cannot read data.source.kept {path!r}: {error.strerror}.") from error
     return questions
@@ -131,6 +134,12 @@ def image_digests(problem: Problem) -> list[str]:
     """The digest of each image that the policy sees; in a run on text, whatever the column holds, none."""
     images = problem.columns.get("images")
     return [image.sha256 for image in images if hasattr(image, "sha256")] if isinstance(images, tuple) else []
+
+
+def written_images(problem: Problem) -> dict[str, list[str]]:
+    """The columns with its images in a row that is written: as ``data:`` URLs, and their digests; nothing without."""
+    digests = image_digests(problem)
+    return {"images": [image.data_url() for image in problem.columns["images"]], DIGESTS: digests} if digests else {}
 
 
 def asked_key(problem: Problem) -> str:

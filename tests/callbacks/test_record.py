@@ -8,6 +8,7 @@ from grpo_pl.config.presets import preset_name
 from grpo_pl.config.shipped import CONFIGS
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
+from grpo_pl.data.tasks.shapes import ShapePrompts
 from grpo_pl.extras.kernels.decode_kernel import built_kernels
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from tests.callbacks.conftest import WholeRun
@@ -40,6 +41,14 @@ def test_a_resumed_run_says_when_it_went_on(command_line: Any) -> None:
 def test_other_held_out_problems_are_other_data() -> None:
     few, more = (RolloutDataModule(ArithmeticPrompts(), steps=1, val_prompts=count) for count in (3, 6))
     assert data_digest(few) == data_digest(few) != data_digest(more)
+
+
+def test_other_pixels_are_other_data() -> None:
+    shown, permuted = (ShapePrompts(permuted=permuted) for permuted in (False, True))
+    asked = [[(p.id, p.question, p.answer) for p in source.validation(9)] for source in (shown, permuted)]
+    assert asked[0] == asked[1]
+    one, other = (RolloutDataModule(source, steps=1, val_prompts=9) for source in (shown, permuted))
+    assert data_digest(one) == data_digest(one) != data_digest(other)
 
 
 def test_the_command_is_as_it_was_typed() -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_pl.cli.answering import Answerer, load_answerer, training_problems
 from grpo_pl.cli.commands import check_at_least
 from grpo_pl.config.objects import ConfigArguments, settings
-from grpo_pl.data.cells import is_multiple_choice, is_true_or_false
+from grpo_pl.data.cells import is_multiple_choice, is_true_or_false, written_images
 from grpo_pl.files.rows import Row, append_rows, check_output, resume_rows, row_writer
 from grpo_pl.rewards.base import require_correctness
 
@@ -109,7 +109,8 @@ def filter(
             rate = rates.get(prompt.id)
             if prompt.id in asked and (not samples or (rate is not None and low <= rate <= high)):
                 shown = {RATE: rate} if samples else {}
-                write({"question": prompt.asked, "answer": prompt.answer, **prompt.columns, **shown})
+                columns = {**prompt.columns, **written_images(prompt), **shown}
+                write({"question": prompt.asked, "answer": prompt.answer, **columns})
                 kept += 1
         if not kept:
             raise ValueError(f"no problem is left of {len(problems)}: {_spread(rates)}. Widen --keep {keep}.")

@@ -15,6 +15,7 @@ import yaml
 from grpo_pl.cli.commands.filter import filter, read_range
 from grpo_pl.cli.main import main
 from grpo_pl.data.tables import TablePrompts
+from grpo_pl.extras.images.picture import Picture
 from tests.forked import forked
 
 TABLE = "grpo_pl.data.tables.TablePrompts"
@@ -59,6 +60,32 @@ def test_problems_within_the_range_are_kept_with_their_rate(config: Path, tmp_pa
     assert "11 problems kept (mean pass rate" in capsys.readouterr().out
     first, *_ = TablePrompts(path=str(everything), val_share=0.0).problems("train")
     assert first.columns["pass_rate"] in (0, 0.25, 0.5, 0.75, 1)
+
+
+def test_problems_with_images_are_kept_with_them(tmp_path: Path) -> None:
+    """By its pixels: the question is that of every row."""
+    rows = [
+        {"question": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": f"{gold}?"}]}]}
+        | {"answer": gold, "image": Picture.of(bytes([shade] * 3), 1, 1).data_url()}
+        for shade, gold in enumerate(["yes", "blue", "yes", "red"])
+    ]
+    rows += [{**row, "question": "Which?"} for row in rows]
+    file, kept = tmp_path / "rows.jsonl", tmp_path / "kept.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = {"class_path": TABLE, "init_args": {"path": str(file), "val_share": 0.0, "images": True}}
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump({"data": {"source": source}}))
+    filter(config=str(config), output=str(kept), samples=0, drop_true_false=True)
+    again = TablePrompts(path=str(kept), images=True, val_share=0.0).problems("train")
+    chosen = TablePrompts(path=str(file), images=True, val_share=0.0, kept=str(kept)).problems("train")
+    for problems in (again, chosen):
+        assert [(p.question, p.answer, p.columns["images"][0].pixels()[0]) for p in problems] == [
+            ("blue?", "blue", 1),
+            ("red?", "red", 3),
+            ("Which?", "blue", 1),
+            ("Which?", "red", 3),
+        ]
+        assert problems[0].messages is not None and problems[2].messages is None
 
 
 SLOW = """
