@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
+from grpo_pl.data.cells import image_digests
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.extras.doctor.answers import end_chance, scored_again
 from grpo_pl.extras.doctor.callback import Doctor
@@ -20,7 +22,9 @@ from grpo_pl.extras.engines.copy_engine import CopyEngine
 from grpo_pl.functional.gemm import multiplies_bfloat16
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.policy.weights import is_sharded
+from grpo_pl.rewards.completion_text import stated_answer
 from grpo_pl.training.experience import Experience
+from grpo_pl.training.lightning_loops import data_of
 from grpo_pl.training.microbatches import rollout_rows
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import CUT_OFF, Problem
@@ -36,6 +40,8 @@ DRAWN = 16
 """Tokens of a completion of the measurement."""
 MOST_TOKENS, MOST_WORK = 4096, 1.5e12
 """Of one measurement; work in floating-point operations, 6 for a parameter and token."""
+HELD_OUT = 64
+"""Held-out problems that are answered with other images."""
 ROUNDS = 2
 """The first one warms up."""
 Shown = Mapping[str, Any]
@@ -84,6 +90,10 @@ class Probe(Doctor):
             self.shown = shown_prompts(experience, pl_module.tokenizer)
             gain = bfloat16_gain(trainer, pl_module, experience.samples.prompts, self.should_stop)
             self.measured[-1] = replace(self.measured[-1], bfloat16_gain=gain)
+            if trainer.world_size == 1 and pl_module.environment is None:
+                held_out = list(islice(chain.from_iterable(data_of(trainer).held_out().values()), HELD_OUT))
+                swapped, unmoved = unmoved_answers(pl_module, held_out, self.should_stop)
+                self.measured[-1] = replace(self.measured[-1], swapped=swapped, unmoved=unmoved)
         if len(self.measured) == 1 and self.known is not None:
             again = scored_again(self.known, experience, pl_module.rewards)
             self.known = replace(again, end_chance=end_chance(pl_module, experience))
@@ -102,6 +112,39 @@ class Probe(Doctor):
 
     def say(self, finding: Finding) -> None:
         """Nothing: all findings are printed together."""
+
+
+def unmoved_answers(
+    module: GRPOModule, problems: Sequence[Problem], should_stop: Callable[[], bool]
+) -> tuple[int, int]:
+    """Number of problems that were answered with their own images and with those of another one, and of those that got
+    the same answer. Both are drawn with the same noise, so a policy that does not look at its images writes the same.
+
+    Raises:
+        RolloutInterrupted: ``should_stop`` turned true.
+    """
+    if not any(map(image_digests, problems)):
+        return 0, 0
+    from grpo_pl.extras.images.permuted import with_images_of_others
+
+    others = with_images_of_others(problems)
+    swapped = {(problem.source, problem.id) for problem in others}
+    own = [problem for problem in problems if (problem.source, problem.id) in swapped]
+    if not own:
+        return 0, 0
+    answers = [
+        module.sampler.sample(
+            module.require_policy(),
+            asked,
+            group_size=1,
+            sampling=module.sampling,
+            seed=0,
+            split="val",
+            should_stop=should_stop,
+        ).completions
+        for asked in (own, others)
+    ]
+    return len(own), sum(stated_answer(one) == stated_answer(other) for one, other in zip(*answers, strict=True))
 
 
 def bfloat16_gain(

@@ -35,6 +35,7 @@ PAID_AT_LEAST = 0.05  # demonstrations may mean to fail: of a search mostly what
 EMPTY = 0.1
 DIFFERED = 0.02
 LEFT_OUT, FAILED = 0.05, 0.5
+UNMOVED = 0.9
 LEAST_DRIFT = 0.1
 """Of a policy with an entropy of 1 nat a token or more; of one that is surer, in proportion less."""
 MOST_KL, MOST_CLIPPED = 0.3, 0.5
@@ -269,6 +270,17 @@ def _episodes(s: RunStatistics, name: str, most: float, told: str) -> Found:
     if completions >= MIN_COMPLETIONS and share > most:
         why = next((reason for rollout in s.rollouts if (reason := getattr(rollout, f"{name}_by"))), "")
         yield share, f"{share:.1%} of {completions} episodes {told}. The first: {why}"[:300]
+
+
+@rule("D15", "images ignored", "model.policy (images, train_vision), or model.cold_start.steps (more)")
+def images_ignored(s: RunStatistics) -> Found:
+    swapped, unmoved = s.total("swapped"), s.total("unmoved")
+    if swapped >= MIN_GROUPS and unmoved >= UNMOVED * swapped:
+        yield (
+            unmoved / swapped,
+            f"with the images of other problems {unmoved} of {swapped} answers stay as they are: the policy does not "
+            "look at its images.",
+        )
 
 
 # --- problems -------------------------------------------------------------------------------------------------------

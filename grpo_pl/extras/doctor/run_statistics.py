@@ -159,6 +159,10 @@ class RolloutStatistics:
     """Share of tokens outside the clip range."""
     skipped: int = 0
     """Updates that were not made because their loss or gradient was not finite."""
+    swapped: int = 0
+    """Held-out problems that were answered twice, with their own images and with those of another one."""
+    unmoved: int = 0
+    """Those of them that got the same answer, drawn with the same noise."""
     bfloat16_gain: float | None = None
     """Seconds of a step in float32 / seconds in bfloat16 on this machine's CPU."""
 

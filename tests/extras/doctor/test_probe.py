@@ -9,9 +9,11 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 
+from grpo_pl.data.tasks.shapes import ShapePrompts
 from grpo_pl.extras.doctor import probe
-from grpo_pl.extras.doctor.probe import bfloat16_gain
+from grpo_pl.extras.doctor.probe import bfloat16_gain, unmoved_answers
 from grpo_pl.extras.engines.native_child import NativeChildEngine
+from grpo_pl.extras.images.picture import Picture
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.logprobs import forward_mode
@@ -92,3 +94,30 @@ def test_there_is_nothing_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_stop_ends_the_measurement() -> None:
     with pytest.raises(RolloutInterrupted):
         _gain(_module(), stop=True)
+
+
+def test_a_policy_that_looks_at_no_image_gives_the_same_answers_with_those_of_others() -> None:
+    """Of one that reads text alone all stay; one that copies from its image has others, wherever these differ in it."""
+    problems = ShapePrompts(questions=("color",)).validation(20)
+    module = _module()
+    assert unmoved_answers(module, [*PROBLEMS, *problems], lambda: False) == (20, 20)
+    assert unmoved_answers(module, PROBLEMS, lambda: False) == (0, 0)
+    assert unmoved_answers(module, problems[:1], lambda: False) == (0, 0)  # there is no other image
+    with pytest.raises(RolloutInterrupted):
+        unmoved_answers(module, problems, lambda: True)
+
+
+class _CopiesAPixel:
+    """A sampler whose answers are the colour of a pixel of the problem's image."""
+
+    def sample(self, model: Any, prompts: list[Problem], **_: Any) -> Any:
+        pixels = [prompt.columns["images"][0].pixels()[:3] for prompt in prompts]
+        return SimpleNamespace(completions=[f"{pixel!r} <answer>{pixel[0] // 128}</answer>" for pixel in pixels])
+
+
+def test_answers_that_go_by_the_image_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = _module()
+    monkeypatch.setattr(GRPOModule, "sampler", _CopiesAPixel())
+    pictures = [Picture.of(bytes([shade, 0, 0]), 1, 1) for shade in (0, 1, 2, 254)]
+    problems = [Problem(id=i, question="?", answer="", columns={"images": (one,)}) for i, one in enumerate(pictures)]
+    assert unmoved_answers(module, problems, lambda: False) == (4, 2)  # the light one is given and taken once

@@ -151,6 +151,8 @@ def _falling(right: Sequence[int] = (20, 20, 20, 20)) -> list[RolloutStatistics]
         ("D12", _rollouts(_answers(end_chance=0.0), cut=64), _rollouts(_answers(end_chance=1e-3), cut=64)),
         ("D13", _rollouts(left_out=4, left_out_by="rewritten: a call ends earlier"), _rollouts(left_out=3)),
         ("D14", _rollouts(failed=33, failed_by="raised: KeyError"), _rollouts(failed=32)),
+        ("D15", _rollouts(swapped=16, unmoved=15), _rollouts(swapped=16, unmoved=14)),
+        ("D15", _measured([replace(ROLLOUT, swapped=12, unmoved=12), *[ROLLOUT] * 3]), _rollouts(swapped=2, unmoved=2)),
         ("D20", _problems(unwritable=1, characters="'é' (U+00E9)"), _problems()),
         ("D21", _problems(leaked=1), _problems()),
         ("D22", _problems(repeated=5), _problems(repeated=4)),
