@@ -15,6 +15,8 @@ from rich.table import Table
 
 from grpo_pl.config.objects import ConfigArguments, settings
 from grpo_pl.config.suggestions import nearest
+from grpo_pl.data.cells import content_text
+from grpo_pl.data.image_limits import IMAGE_COLUMNS, ImageLimits
 from grpo_pl.files.rows import check_output, row_writer
 from grpo_pl.files.tables import ENDINGS, format_of, table_rows
 from grpo_pl.rewards.base import Reward, Score, Status, require_correctness
@@ -23,6 +25,7 @@ from grpo_pl.rollout.episode_settings import EpisodeSettings
 from grpo_pl.training.progress import progress_bar
 
 STATUSES = get_args(Status)
+_PARTS = ("text", "image")
 SHOWN = 5
 """Bad gold answers and disagreements that are printed; the output file has them all."""
 
@@ -76,6 +79,7 @@ def score(
     completion_column: str = "completion",
     answer_column: str = "answer",
     batch_size: int = 512,
+    images: bool = False,
 ) -> int:
     """Scores the completions of a file with the rewards of a configuration.
 
@@ -96,6 +100,8 @@ def score(
         completion_column: column of the completions, prefilled text included.
         answer_column: column of the gold answers.
         batch_size: rows scored at a time.
+        images: read the images of rows, in columns image or images or in the messages of prompts, for rewards that ask
+            for `images`. Paths are relative to the file.
     """
     if config is None:
         raise ValueError("--config is missing: give a YAML file with `rewards`, such as the configuration of a run.")
@@ -113,6 +119,7 @@ def score(
             answer_column=answer_column,
             batch_size=batch_size,
             episodes=episodes,
+            images=images,
         )
     print_summary(summary, rewards, Console())
     print(f"scores: {target}")
@@ -139,12 +146,14 @@ def score_file(
     answer_column: str = "answer",
     batch_size: int = 512,
     episodes: EpisodeSettings = EpisodeSettings(),  # noqa: B008 - frozen
+    images: bool = False,
 ) -> ScoreSummary:
     """Scores a file of rows in batches; 8 bytes a row stay in memory.
 
     Args:
         output: JSONL file for the scored rows; none is written by default.
         episodes: what of an exchange rewards read as its completion.
+        images: read the images of rows.
     """
     if file.is_file() and not format_of(file):
         raise ValueError(f"{file} is neither {ENDINGS}.")
@@ -161,7 +170,10 @@ def score_file(
             if any("expected" in row for row in batch):
                 require_correctness(rewards, "the column `expected`")
             first = summary.rows + 1
-            texts, golds, columns = _arrange([_whole(row, names[0]) for row in batch], names, first, episodes)
+            whole = [_whole(row, names[0]) for row in batch]
+            if images:
+                whole = [_with_images(row, file, number) for number, row in enumerate(whole, start=first)]
+            texts, golds, columns = _arrange(whole, names, first, episodes)
             scored = score_completions(rewards, completions=texts, answers=golds, columns=columns)
             for row in _describe(batch, scored, summary, first, answer_column):
                 write(row)
@@ -206,6 +218,18 @@ def _whole(row: Mapping[str, Any], completion: str) -> Mapping[str, Any]:
     return {"prompt": messages[:first], **row, completion: messages[first:]}
 
 
+def _with_images(row: Mapping[str, Any], file: Path, number: int) -> Mapping[str, Any]:
+    """The row with its images in the column ``images``, and with their places in the prompt."""
+    from grpo_pl.extras.images.row_images import read_images
+
+    try:
+        messages, read = read_images(row, row.get("prompt"), folder=file.parent, limits=ImageLimits())
+    except ValueError as error:
+        raise ValueError(f"row {number} of {str(file)!r}: {error}") from error
+    kept = {name: value for name, value in row.items() if name not in IMAGE_COLUMNS}
+    return {**kept, **({} if messages is None else {"prompt": list(messages)}), "images": read}
+
+
 def _seen(completion: Any, episodes: EpisodeSettings) -> str | None:
     """The text that rewards read: of an exchange its last action, or all of it in the form of plain turns."""
     if episodes.rewards_see == "last_action" or not isinstance(completion, list) or len(completion) < 2:
@@ -222,6 +246,8 @@ def _message_text(value: Any) -> str | None:
     """The text itself, or that of the last message of a chat; None for anything else."""
     last = value[-1] if isinstance(value, list) and value else value
     text = last.get("content") if isinstance(last, dict) else value
+    if isinstance(text, list) and text and all(isinstance(p, dict) and p.get("type") in _PARTS for p in text):
+        return content_text(text)
     return text if isinstance(text, str) else None
 
 

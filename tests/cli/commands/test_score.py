@@ -20,6 +20,7 @@ from pyarrow import parquet
 
 from grpo_pl.cli.commands.score import load_rewards, meets, score, score_file
 from grpo_pl.cli.main import main
+from grpo_pl.extras.images.picture import Picture
 from grpo_pl.rewards import ExactReward, FormatReward, FunctionReward, MathReward, Score
 from grpo_pl.rewards.golds import check_golds, describe_bad_golds
 from tests.forked import forked
@@ -418,3 +419,47 @@ def test_golds_are_those_of_the_file_whatever_it_is(tmp_path: Path, name: str) -
         file, [ExactReward(correctness=True, answer_in="pattern", answer_pattern="<answer>(.*)</answer>")]
     )
     assert summary.correct == summary.rows
+
+
+def test_rewards_see_the_images_of_rows(tmp_path: Path) -> None:
+    """In a column, and in the places of a prompt; the rows that are written stay as they were."""
+    for name, shade in (("dark", 0), ("light", 255)):
+        (tmp_path / f"{name}.png").write_bytes(Picture.of(bytes([shade] * 3), 1, 1).png)
+    asked = [{"role": "user", "content": [{"type": "image", "image": "light.png"}, {"type": "text", "text": "Is it?"}]}]
+    rows = [
+        {"prompt": "light?", "image": "dark.png", "completion": "no", "answer": "no"},
+        {"prompt": "light?", "image": "dark.png", "completion": "yes", "answer": "no"},
+        {"messages": [*asked, {"role": "assistant", "content": "yes"}], "answer": "yes"},
+        {"prompt": "light?", "completion": "no", "answer": "no"},
+    ]
+    seen: list[Any] = []
+
+    def looks(completions: list[Any], prompts: list[Any], images: list[tuple[Picture, ...]], **_: Any) -> list[float]:
+        seen.extend(prompts)
+        lights = [any(pixel for each in pictures for pixel in each.pixels()) for pictures in images]
+        return [float((text == "yes") == light) for text, light in zip(completions, lights, strict=True)]
+
+    file, output = tmp_path / "rows.jsonl", tmp_path / "scores.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    score_file(file, [FunctionReward(function=looks, conversational=False)], output=output, images=True)
+    written = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [row["reward"] for row in written] == [1.0, 0.0, 1.0, 1.0]
+    assert [{key: row[key] for key in given} for row, given in zip(written, rows, strict=True)] == rows
+    assert seen == ["light?", "light?", "Is it?", "light?"]
+    file.write_text(json.dumps({**rows[0], "image": "gone.png"}))
+    with pytest.raises(ValueError, match=r"row 1 of .*rows\.jsonl.*gone\.png"):
+        score_file(file, [FunctionReward(function=looks)], images=True)
+
+
+def test_the_option_of_the_command_reads_images(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "a.png").write_bytes(Picture.of(bytes([255] * 3), 1, 1).png)
+    (tmp_path / "sees.py").write_text("def sees(completions, images, **_): return [float(i[0].width) for i in images]")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"completion": "x", "answer": "y", "image": "a.png"}))
+    spec = {"class_path": "grpo_pl.rewards.FunctionReward", "init_args": {"function": f"{tmp_path / 'sees.py'}:sees"}}
+    (tmp_path / "rewards.yaml").write_text(json.dumps({"rewards": [spec]}))
+    asked = ["score", str(rows), "--config", str(tmp_path / "rewards.yaml")]
+    assert main([*asked, "--images"]) == 0
+    assert json.loads((tmp_path / "rows.scores.jsonl").read_text())["reward"] == 1.0
+    assert main(asked) != 0
+    assert "images" in capsys.readouterr().err
