@@ -44,8 +44,6 @@ class Drawn(NamedTuple):
     answer: str
     work: str
     """What a demonstration writes before the answer."""
-    asked: tuple[Pair, ...]
-    """The shapes that decide the answer."""
 
 
 @dataclass(kw_only=True)
@@ -66,8 +64,9 @@ class ShapePrompts(GeneratedPrompts):
     questions: tuple[Question, ...] = ("count", "color", "relation")
     """Kinds of questions, asked equally often."""
     held_out: HeldOut = "images"
-    """Kind of held-out problems: other images of the pairs of training, or images in which the answer needs a pair of
-    colour and shape that no training image has."""
+    """Kind of held-out problems: other images of the pairs of training, or images with pairs that no training image
+    has: one of these is asked about, or counted, or beside others where nothing is to be counted. Both have to count
+    as far, equally often."""
     permuted: bool = False
     """Give each held-out problem the image of another one: a policy that looks at its images answers by chance."""
     worked_share: float = 0.4
@@ -119,15 +118,11 @@ class ShapePrompts(GeneratedPrompts):
         """The scene and question of a number.
 
         Args:
-            unseen: the answer needs a pair that training never has.
+            unseen: it has a pair that training never has.
         """
         rng = random.Random(row_key(self.seed, "shapes", number))
         ask = {"count": self._count, "color": self._color, "relation": self._relation}[rng.choice(self.questions)]
-        for _ in range(TRIES):
-            drawn = ask(rng, PAIRS if unseen else self._seen)
-            if drawn is not None and (not unseen or not self._unseen.isdisjoint(drawn.asked)):
-                return drawn
-        raise ValueError(f"no scene found for {self.questions} with at most {self.most} shapes: raise most.")
+        return next(filter(None, (ask(rng, unseen) for _ in range(TRIES))))
 
     def problem(self, number: int, drawn: Drawn) -> Problem:
         return Problem(
@@ -151,29 +146,36 @@ class ShapePrompts(GeneratedPrompts):
     def _hash_holds_out(self, scene: Scene) -> bool:
         return row_key(self.seed, "split", *map(str, scene)) % HELD_OUT_SHARE == 0
 
-    def _count(self, rng: random.Random, pairs: tuple[Pair, ...]) -> Drawn | None:
+    def _pairs(self, unseen: bool) -> tuple[Sequence[Pair], Sequence[Pair]]:
+        """The pairs of which one is asked about, and those that may be in the scene."""
+        return (sorted(self._unseen), PAIRS) if unseen else (self._seen, self._seen)
+
+    def _count(self, rng: random.Random, unseen: bool) -> Drawn:
         """Among n shapes, each number from 0 to n is equally likely."""
-        color, total = rng.choice(list(COLORS)), rng.randint(1, self.most)
+        asked, pairs = self._pairs(unseen)
+        color, total = _one_of(asked, rng)[0], rng.randint(1, self.most)
         count = rng.randint(0, total)
-        mine = [pair for pair in pairs if pair[0] == color]
-        others = [pair for pair in pairs if pair[0] != color]
+        mine, others = ([pair for pair in pairs if (pair[0] == color) == same] for same in (True, False))
         chosen = [_one_of(mine if number < count else others, rng) for number in range(total)]
+        chosen[0] = _one_of([pair for pair in asked if (pair[0] == color) == (count > 0)], rng)
         scene = _scattered(chosen, rng)
         rows = [sum(pair is not None and pair[0] == color for pair in scene[at : at + SIDE]) for at in _ROWS]
-        work = f"{'+'.join(map(str, rows))}={count}"
-        return Drawn(scene, f"count {color}", str(count), work, tuple(chosen[:count]))
+        return Drawn(scene, f"count {color}", str(count), f"{'+'.join(map(str, rows))}={count}")
 
-    def _color(self, rng: random.Random, pairs: tuple[Pair, ...]) -> Drawn | None:
-        pair, total = _one_of(pairs, rng), rng.randint(1, self.most)
+    def _color(self, rng: random.Random, unseen: bool) -> Drawn:
+        asked, pairs = self._pairs(unseen)
+        pair, total = _one_of(asked, rng), rng.randint(1, self.most)
         by_place = rng.random() < 0.5
         others = [other for other in pairs if by_place or other[1] != pair[1]]
         scene = _scattered([pair, *(_one_of(others, rng) for _ in range(total - 1))], rng)
         at = PLACES[rng.choice([place for place, there in enumerate(scene) if there == pair])]
-        asked, work = (at, pair[1]) if by_place else (pair[1], at)
-        return Drawn(scene, f"color {asked}", pair[0], work, (pair,))
+        named, work = (at, pair[1]) if by_place else (pair[1], at)
+        return Drawn(scene, f"color {named}", pair[0], work)
 
-    def _relation(self, rng: random.Random, pairs: tuple[Pair, ...]) -> Drawn | None:
-        pair, total = _one_of(pairs, rng), rng.randint(2, self.most)
+    def _relation(self, rng: random.Random, unseen: bool) -> Drawn | None:
+        """None for a scene in which nothing is there."""
+        asked, pairs = self._pairs(unseen)
+        pair, total = _one_of(asked, rng), rng.randint(2, self.most)
         others = [other for other in pairs if other != pair]
         scene = _scattered([pair, *(_one_of(others, rng) for _ in range(total - 1))], rng)
         at, left = scene.index(pair), rng.random() < 0.5
@@ -181,7 +183,7 @@ class ShapePrompts(GeneratedPrompts):
         if beside < 0 or (left and at % SIDE == 0) or (there := scene[beside]) is None:
             return None
         question = f"{'left of' if left else 'above'} {' '.join(pair)}"
-        return Drawn(scene, question, " ".join(there), f"{PLACES[at]} {PLACES[beside]}", (pair, there))
+        return Drawn(scene, question, " ".join(there), f"{PLACES[at]} {PLACES[beside]}")
 
 
 _ROWS = range(0, SIDE * SIDE, SIDE)

@@ -85,11 +85,22 @@ def test_three_pairs_are_in_no_training_image_and_decide_the_answers_of_their_ow
     assert sorted(shape for _, shape in unseen) == sorted(SHAPES) and len({color for color, _ in unseen}) == 3
     shown = set.union(*map(pairs, [*training(seed), *held_out("images", seed)]))
     assert shown == {(color, shape) for color in COLORS for shape in SHAPES} - unseen
-    for problem in held_out("combinations", seed):
+    assert all(pairs(problem) & unseen for problem in held_out("combinations", seed))
+    for problem in (problem for problem in held_out("combinations", seed) if problem.answer != "0"):
         seen = read(problem.columns["images"][0])
         hidden = {place: pair for place, pair in seen.items() if pair not in unseen}
         with suppress(KeyError, ValueError):  # what is asked about is not there
             assert solve(problem.question, hidden) != (problem.answer, problem.columns["work"])
+
+
+def test_both_sets_have_to_count_as_far() -> None:
+    """Each number of 0 … n among n shapes: the mean over n of 1 / (n + 1) is 0 or 1, then less."""
+    sets = [ShapePrompts(questions=("count",), held_out=kind).validation(1500) for kind in ("images", "combinations")]  # type: ignore[arg-type]
+    for problems in sets:
+        found = Counter(int(problem.answer) for problem in problems)
+        for number in range(8):
+            share = sum(1 / (n + 1) for n in range(max(1, number), 8)) / 7
+            assert abs(found[number] / 1500 - share) < 4 * (share / 1500) ** 0.5, number
 
 
 def test_no_scene_is_in_two_splits() -> None:
