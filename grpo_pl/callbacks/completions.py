@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,8 @@ class CompletionsLog(Callback):
         with best_effort(self.path):
             if text and self._make_room(len(text.encode())):
                 append_lines(self.path, text)
-                self._write_images(experience.samples.prompts[: self.groups_per_rollout])
+                prompts = experience.samples.prompts[: self.groups_per_rollout]
+                write_images(prompts, self.path.with_name(IMAGES), max_megabytes=self.max_megabytes)
 
     def _make_room(self, size: int) -> bool:
         """Drops every second rollout of the file until ``size`` more bytes fit; false where that does not help."""
@@ -84,25 +85,6 @@ class CompletionsLog(Callback):
             self._keep(lambda row: row["step"] % self._stride == 0)
             self._drop_images()
         return True
-
-    def _write_images(self, prompts: Sequence[Problem]) -> None:
-        """Writes the images that are not there yet, as long as there is room."""
-        assert self.path is not None
-        folder = self.path.with_name(IMAGES)
-        seen = {i.sha256: i for prompt in prompts if image_digests(prompt) for i in prompt.columns["images"]}
-        new = {folder / f"{digest}.png": image for digest, image in seen.items()}
-        if not new:
-            return
-        size = sum(file.stat().st_size for file in folder.glob("*.png"))
-        for file, image in new.items():
-            if file.exists():
-                continue
-            small = image.thumbnail()
-            size += len(small)
-            if size > self.max_megabytes * 1e6:
-                return
-            with staged(file) as staging:
-                staging.write_bytes(small)
 
     def _drop_images(self) -> None:
         """Removes the images that are in no row any more."""
@@ -120,6 +102,20 @@ class CompletionsLog(Callback):
             for line in read_lines(self.path, may_be_cut_short=True):
                 if wanted(line.row):
                     write(line.row)
+
+
+def write_images(prompts: Iterable[Problem], folder: Path, *, max_megabytes: float) -> None:
+    """Writes a small copy of each image of these problems that is not there yet, as long as there is room."""
+    seen = {image.sha256: image for prompt in prompts if image_digests(prompt) for image in prompt.columns["images"]}
+    new = {file: image for digest, image in seen.items() if not (file := folder / f"{digest}.png").exists()}
+    size = sum(file.stat().st_size for file in folder.glob("*.png")) if new else 0
+    for file, image in new.items():
+        small = image.thumbnail()
+        size += len(small)
+        if size > max_megabytes * 1e6:
+            return
+        with staged(file) as staging:
+            staging.write_bytes(small)
 
 
 def completion_rows(experience: Experience, *, groups: int) -> list[Row]:

@@ -12,24 +12,28 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 
-from grpo_pl.callbacks.completions import exchange_text, shortened
+from grpo_pl.callbacks.completions import exchange_text, shortened, write_images
 from grpo_pl.callbacks.metrics_csv import MetricsCSV
 from grpo_pl.callbacks.samples import log_table
+from grpo_pl.data.cells import image_digests
 from grpo_pl.evaluation.held_out import Answers
 from grpo_pl.evaluation.metrics import ks_of
 from grpo_pl.evaluation.report import EvaluationReport, comparability_warnings, difference_table, report_table
 from grpo_pl.files.rows import Row, read_lines, row_writer
+from grpo_pl.files.runs import HELD_OUT_IMAGES
 from grpo_pl.files.writing import best_effort
 from grpo_pl.functional.estimates import Estimate, estimate_mean, pass_at_k
 from grpo_pl.rollout.sampler import episode_row
 from grpo_pl.training.lightning_loops import completed_rollouts, data_of, validate_now
 from grpo_pl.training.module import GRPOModule
-from grpo_pl.types import PromptBatch
+from grpo_pl.types import Problem, PromptBatch
 
 MOST_PROBLEMS = 1000
 """Problems of a group whose counts are written."""
 MOST_COMPLETIONS = 8
 """Sampled completions of a problem that are written."""
+MOST_IMAGES = 8.0
+"""Megabytes of the images of problems whose completions are written."""
 LONGEST = 8000
 """Characters of a completion; the middle of a longer one is left out."""
 
@@ -81,9 +85,10 @@ class HeldOutLog(Callback):
     def __init__(self, path: Path, problems: int = 12) -> None:
         self.path, self.problems = path, problems
         self._answers: list[Row] = []
+        self._asked: list[Problem] = []
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._answers = []
+        self._answers, self._asked = [], []
 
     def on_validation_batch_end(
         self,
@@ -100,6 +105,7 @@ class HeldOutLog(Callback):
             taken = sum(row["group"] == groups[0] for row in self._answers)
             if batch.valid[number] and taken < self.problems:
                 self._answers.append({"group": groups[0], **answers_row(batch, number, outputs)})
+                self._asked.append(batch.prompts[number])
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero or not _in_fit(trainer):
@@ -108,6 +114,7 @@ class HeldOutLog(Callback):
         row = validation_row(module, step) | {"answers": self._answers}
         with best_effort(self.path):
             self._write(row)
+            write_images(self._asked, self.path.parent / HELD_OUT_IMAGES, max_megabytes=MOST_IMAGES)
         table = [flat for answers in self._answers for flat in _flat(answers)]
         for logger in trainer.loggers if table else []:
             log_table(logger, "held_out", table, step)
@@ -175,6 +182,7 @@ def answers_row(batch: PromptBatch, number: int, outputs: Mapping[str, Answers |
     problem, sampled, greedy = batch.prompts[number], outputs["sampled"], outputs["greedy"]
     assert sampled is not None
     row: Row = {"id": problem.id, "question": shortened(problem.question, LONGEST), "answer": problem.answer}
+    row |= {"images": digests} if (digests := image_digests(problem)) else {}
     row["completions"] = _completions(sampled, number)
     return row if greedy is None else row | {"greedy": _completions(greedy, number)[0]}
 

@@ -23,6 +23,8 @@ from grpo_pl.moved import defined_name
 
 IMAGES = "images"
 """Folder of a run with a small PNG of each image that its ``completions.jsonl`` names."""
+HELD_OUT_IMAGES = f"{IMAGES}/held_out"
+"""The same of ``held_out.jsonl``."""
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with it
 
 
@@ -40,6 +42,7 @@ class RunFolder:
         self.metrics = path / "metrics.csv"
         self.completions = path / "completions.jsonl"
         self.images = path / IMAGES
+        self.held_out_images = path / HELD_OUT_IMAGES
         self.digests = path / "digests.jsonl"
         self.suspicious = path / "suspicious.jsonl"
         self.held_out = path / "held_out.jsonl"

@@ -1,13 +1,20 @@
 """``held_out.jsonl``: what each validation of a run found, its size, and a resumed run; held-out numbers before
 the first rollout and after the last, each once, whatever the interval."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from grpo_pl.callbacks.held_out import HeldOutLog, pass_curve
+from grpo_pl.callbacks.held_out import HeldOutLog, answers_row, pass_curve
+from grpo_pl.evaluation.held_out import grade
+from grpo_pl.extras.images.picture import Picture
 from grpo_pl.files.rows import read_rows
+from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.rewards import ExactReward
+from grpo_pl.training.experience import Experience
+from grpo_pl.types import Problem, PromptBatch
 from tests.callbacks.conftest import WholeRun
 
 
@@ -45,6 +52,21 @@ def test_completions_are_kept_of_the_first_and_the_last_and_loggers_with_tables_
     first = rows[0]["answers"][0]
     texts = [one["completion"] for one in (*first["completions"], first["greedy"])]
     assert [line[columns.index("completion")] for line in data][: len(texts)] == texts
+
+
+def test_a_problem_names_its_images(make_experience: Callable[..., Experience]) -> None:
+    picture = Picture.of(bytes(3), 1, 1)
+    prompts = [
+        Problem(id=1, question="?", answer="7", columns={"images": (picture,)}),
+        Problem(id=2, question="?", answer="7"),
+    ]
+    batch = PromptBatch(step=0, prompts=prompts, valid=[True, True])
+    algorithm = GRPOAlgorithm(group_size=2, beta=0.0)
+    rewards = [ExactReward(correctness=True)]
+    texts = {1: ["7", "no"], 2: ["7", "no"]}
+    samples = make_experience(texts, batch=batch, rewards=rewards, algorithm=algorithm, max_completion_length=4).samples
+    outputs = {"sampled": grade(rewards, samples), "greedy": None}
+    assert [answers_row(batch, number, outputs).get("images") for number in (0, 1)] == [[picture.sha256], None]
 
 
 def test_what_a_resumed_run_validates_again_takes_the_place_of_what_was(tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ function showHeldOut() {
       element("summary", {}, element("b", { class: "counts", text: counts }), " ", element("span", { class: "question", text: problem.question })));
     item.ontoggle = () => {
       if (!item.open || item.querySelector(".sides")) return;
+      item.append(...thumbnails(problem.images ?? []));
       if (problem.answer) item.append(element("p", { class: "gold" }, "gold answer ", element("b", { text: problem.answer })));
       item.append(answersOf(problem, answers.times));
     };

@@ -102,7 +102,7 @@ def build_page(run: RunFolder) -> str:
         },
         "charts": [*(branch_charts(run, columns, branch) if branch else []), *charts(columns), *length_charts(samples)],
         "samples": rollouts(shown := thinned(samples)),
-        "images": thumbnails(shown, run.images),
+        "images": thumbnails(shown, run.images) | _held_out_images([run], [validations]),
         "why": f"grpo-pl why {shlex.quote(str(run.path))}" if run.config.is_file() and run.record.is_file() else "",
         "differences": [[]],
         "config": run.config.read_text(encoding="utf-8", errors="replace") if run.config.is_file() else "",
@@ -159,7 +159,7 @@ def comparison_data(runs: Mapping[str, RunFolder]) -> dict[str, Any]:
         },
         "charts": comparison_charts(columns),
         "samples": [],
-        "images": {},
+        "images": _held_out_images(list(runs.values()), list(validations.values())),
         "why": "",
         "differences": _differences(runs),
         "config": "",
@@ -265,6 +265,14 @@ def thumbnails(rows: Iterable[Row], folder: Path) -> dict[str, str]:
         if content.startswith(b"\x89PNG\r\n\x1a\n"):
             left -= len(content)
             found[digest] = f"data:image/png;base64,{base64.b64encode(content).decode()}"
+    return found
+
+
+def _held_out_images(runs: Sequence[RunFolder], validations: Sequence[Sequence[Row]]) -> dict[str, str]:
+    """The thumbnails of the held-out problems whose answers are shown."""
+    found: dict[str, str] = {}
+    for run, rows in zip(runs, validations, strict=True):
+        found |= thumbnails((each for row in rows for each in row.get("answers", ())), run.held_out_images)
     return found
 
 

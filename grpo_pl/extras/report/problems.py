@@ -90,12 +90,13 @@ def side_by_side(runs: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
 
 
 def _sides(title: str, ends: Mapping[str, Row]) -> dict[str, Any]:
-    problems: dict[tuple[str, str], dict[str, Any]] = {}
+    problems: dict[tuple[str, ...], dict[str, Any]] = {}  # by what is asked
     for number, row in enumerate(ends.values()):
         for each in row["answers"]:
             entry = problems.setdefault(
-                (each["group"], each["question"]),
-                {"question": each["question"], "answer": each["answer"], "sides": [None] * len(ends)},
+                (each["group"], each["question"], *each.get("images", ())),
+                {key: each[key] for key in ("question", "answer", "images") if key in each}
+                | {"sides": [None] * len(ends)},
             )
             drawn = {"completions": [_shown(one) for one in each["completions"]]}
             greedy = {"greedy": _shown(each["greedy"])} if "greedy" in each else {}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from grpo_pl.extras.images.picture import Picture
-from grpo_pl.extras.report.page import build_page, write_report
+from grpo_pl.extras.report.page import build_page, write_comparison, write_report
 from grpo_pl.files.runs import RunFolder
 from tests.browser import Browser, needs_browser, until
 from tests.extras.report.runs import HOSTILE, held_out_row, sample_row, write_run, write_samples
@@ -419,6 +419,23 @@ def test_a_file_that_is_no_png_is_not_shown(tmp_path: Path) -> None:
     run.images.mkdir()
     (run.images / f"{'1' * 64}.png").write_bytes(b"<svg onload=alert(1)>")
     assert _data(build_page(run))["images"] == {}
+
+
+def test_held_out_answers_have_thumbnails_of_one_run_and_of_several(tmp_path: Path) -> None:
+    pictures = [Picture.of(bytes([shade, 0, 0]), 1, 1) for shade in (1, 2)]
+    runs = [write_run(tmp_path / name) for name in ("one", "two")]
+    for run, picture in zip(runs, pictures, strict=True):
+        rows = [held_out_row(step, 1) for step in (0, 30)]
+        for each in (each for row in rows for each in row["answers"]):
+            each["images"] = [picture.sha256]
+        run.held_out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        run.held_out_images.mkdir(parents=True)
+        (run.held_out_images / f"{picture.sha256}.png").write_bytes(picture.png)
+    assert _data(build_page(runs[0]))["images"] == {pictures[0].sha256: pictures[0].data_url()}
+    page = write_comparison(runs, tmp_path / "both.html").read_text()
+    assert _data(page)["images"] == {picture.sha256: picture.data_url() for picture in pictures}
+    shown = [problem["images"] for problem in _data(page)["held_out"]["answers"]["problems"]]
+    assert sorted(map(str, shown)) == sorted(str([picture.sha256]) for picture in pictures for _ in range(2))
 
 
 @needs_browser

@@ -50,6 +50,18 @@ def test_completions_stand_side_by_side_before_and_after() -> None:
     assert before_and_after([])["problems"] == []
 
 
+def test_one_question_about_other_images_is_another_problem() -> None:
+    def row(step: int) -> dict[str, Any]:
+        asked = {"group": "val", "question": "how many?", "answer": "2", "completions": [_answer(f"{step}", False)]}
+        return {"step": step, "answers": [{**asked, "images": [digest]} for digest in ("a", "b")]}
+
+    problems = before_and_after([row(0), row(9)])["problems"]
+    assert [problem["images"] for problem in problems] == [["a"], ["b"]]
+    assert [[side["completions"][0]["completion"] for side in problem["sides"]] for problem in problems] == [
+        ["0", "9"]
+    ] * 2
+
+
 def test_what_was_wrong_and_became_right_stands_first() -> None:
     """Letters are completions in the order of their draws, right or wrong; a greedy one stands after a dot."""
 
