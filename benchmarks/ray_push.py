@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import ray
 import torch
@@ -30,8 +30,8 @@ class Taking(NativeWorker):
 
     def generate(self, request: GenerateRequest, *, progress: ProgressFn, should_stop: Callable[[], bool]) -> Rollout:
         one, mask = torch.ones(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.bool)
-        prompt = {"prompt_ids": one, "prompt_mask": mask}
-        drawn = {"completion_ids": one, "completion_mask": mask, "sampling_logprobs": torch.zeros(1, 1)}
+        prompt: dict[str, Any] = {"prompt_ids": one, "prompt_mask": mask}
+        drawn: dict[str, Any] = {"completion_ids": one, "completion_mask": mask, "sampling_logprobs": torch.zeros(1, 1)}
         return Rollout(group_size=1, finish_reasons=["length"], **prompt, **drawn)
 
 

@@ -94,6 +94,34 @@ class SampleKey:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PromptInputs:
+    """What a model reads of one prompt beside its tokens, such as pixels."""
+
+    key: str
+    """Names the content: inputs with one key are equal."""
+    tensors: Mapping[str, Tensor]
+    """By the model's own names, on the CPU."""
+
+
+@dataclass(frozen=True)
+class RowInputs:
+    """What the model reads beside the tokens of each row's prompt; None where that is nothing. Rows are taken as those
+    of a tensor are, so that none parts from its own."""
+
+    of: Sequence[PromptInputs | None]  # B
+
+    def __getitem__(self, rows: Tensor) -> RowInputs:
+        numbers = rows.tolist()
+        assert not any(isinstance(number, bool) for number in numbers), "rows are taken by their numbers"
+        return RowInputs([self.of[number] for number in numbers])
+
+    @property
+    def keys(self) -> list[str | None]:
+        """Equal for rows whose prompts have equal inputs."""
+        return [None if each is None else each.key for each in self.of]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rollout:
     """Output of an engine: completions as tokens, with the log-probabilities they were drawn with.
 
@@ -123,6 +151,7 @@ class Rollout:
     top_logprobs: Tensor | None = None  # (B, T, K) float32: theirs, as those of what was drawn; −inf for NO_TOKEN
     thoughts: Tensor | None = None  # (B, 1, 2) int32: tokens of the thought that the policy wrote, and their budget;
     # with `SamplingParams.thinking_budget`
+    inputs: RowInputs | None = None  # B; None where every prompt is tokens alone
 
     def __post_init__(self) -> None:
         if self.action_mask is None:
@@ -310,6 +339,8 @@ class GenerateRequest:
     """Given with ``sampling.thinking_budget``, which `draw_completions` keeps to; engines get requests without."""
     limits: Sequence[Sequence[int]] | None = None
     """(P, G) most tokens of each completion; by default, and at most, ``sampling.max_completion_length``."""
+    inputs: Sequence[PromptInputs | None] | None = None
+    """P, what the model reads beside the tokens of each prompt; None where every prompt is tokens alone."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt_ids", tuple(map(tuple, self.prompt_ids)))
@@ -317,6 +348,10 @@ class GenerateRequest:
         object.__setattr__(self, "eos_token_ids", tuple(self.eos_token_ids))
         if self.limits is not None:
             object.__setattr__(self, "limits", tuple(map(tuple, self.limits)))
+        if self.inputs is not None:
+            given = tuple(self.inputs)
+            assert len(given) == len(self.prompt_ids), "one entry a prompt"
+            object.__setattr__(self, "inputs", given if any(each is not None for each in given) else None)
         if not self.prompt_ids or len(self.prompt_ids) != len(self.keys):
             raise ValueError(
                 f"{len(self.prompt_ids)} prompts for {len(self.keys)} groups of keys: give one group per prompt."
@@ -331,6 +366,13 @@ class GenerateRequest:
     def group_size(self) -> int:
         """G, the completions of each prompt."""
         return len(self.keys[0])
+
+    @property
+    def row_inputs(self) -> RowInputs | None:
+        """`Rollout.inputs` of the rows that are asked for."""
+        if self.inputs is None:
+            return None
+        return RowInputs([each for each in self.inputs for _ in range(self.group_size)])
 
     @property
     def row_limits(self) -> list[int]:
@@ -349,6 +391,7 @@ class GenerateRequest:
                 prompt_ids=self.prompt_ids[a:b],
                 keys=self.keys[a:b],
                 limits=None if self.limits is None else self.limits[a:b],
+                inputs=None if self.inputs is None else self.inputs[a:b],
             )
             for a, b in pairwise(ends)
         ]

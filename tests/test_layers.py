@@ -49,6 +49,11 @@ REACHED = {
     "grpo_pl/data/rows.py": {"grpo_pl.extras.images.row_images.read_images"},  # for data.source.images
     "grpo_pl/cli/commands/score.py": {"grpo_pl.extras.images.row_images.read_images"},  # for --images
     "grpo_pl/cli/answering.py": {"grpo_pl.extras.agents.pool.EnvironmentPool"},  # for an export's environment
+    "grpo_pl/policy/loading.py": {  # for model.policy.images
+        "grpo_pl.extras.images.models.give_reader",
+        "grpo_pl.extras.images.models.placeholder_tokens",
+        "grpo_pl.extras.images.models.prepare_model",
+    },
     "grpo_pl/policy/trained.py": {"grpo_pl.extras.agents.tool_form.ToolForm"},
     "grpo_pl/rollout/sampler.py": {"grpo_pl.extras.agents.episodes.run_episodes"},
     "grpo_pl/training/stage.py": {"grpo_pl.extras.agents.pool.EnvironmentPool"},

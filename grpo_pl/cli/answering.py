@@ -51,6 +51,7 @@ class Answerer:
 
     def too_long(self, problems: Iterable[Problem], total: int) -> set[int]:
         """Ids of the problems that leave no room for a completion; prints how many."""
+        from grpo_pl.policy.dialogue import reading_prompts
         from grpo_pl.policy.loading import context_length
         from grpo_pl.policy.template import Fits
 
@@ -59,7 +60,8 @@ class Answerer:
             return set()
         dialogue = sampler.dialogue  # without tools, where there is no environment, it encodes as the template does
         if sampler.pool is None:
-            fits = Fits(dialogue.prompt_ids, context=context, length=self.sampling.max_completion_length)
+            length, reading = self.sampling.max_completion_length, reading_prompts(dialogue)
+            fits = Fits(dialogue.prompt_ids, context=context, length=length, encode_all=reading)
         else:
             fits = sampler.episodes.fits(dialogue, sampler.pool.environment, context)
         return leave_no_room(problems, total, fits, print)
@@ -155,7 +157,7 @@ def leave_no_room(
     long, refused, refusal = set[int](), set[int](), ""
     for problem in problems:
         try:
-            long |= set() if fits(problem.asked) else {problem.id}
+            long |= set() if fits(problem.asked, problem.columns) else {problem.id}
         except ValueError as error:
             refusal = refusal or f"prompt {problem.id}: {error}"
             refused.add(problem.id)

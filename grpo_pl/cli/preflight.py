@@ -19,7 +19,8 @@ from grpo_pl.environment import Environment
 from grpo_pl.evaluation.held_out import HeldOutMetrics
 from grpo_pl.files.cache import cache_root
 from grpo_pl.files.runs import RunFolder, config_changes, read_settings
-from grpo_pl.policy.dialogue import Dialogue
+from grpo_pl.policy.dialogue import Dialogue, reading_prompts
+from grpo_pl.policy.inputs import asked_of, encode_prompt
 from grpo_pl.policy.loading import check_weights, context_length, load_model, load_tokenizer, model_config
 from grpo_pl.policy.template import Fits
 from grpo_pl.rewards.base import Reward, correctness_index, require_correctness
@@ -95,6 +96,7 @@ def check_start(
         module.demonstrations.check(data.source, dialogue, in_environment=module.environment is not None)
     first = data.source.prompts(0, count=data.prompt_count)
     check_distinct(first, "the first rollout")
+    _check_images(module, first, tokenizer)
     asked = first[0].asked
     for line in check_texts(module.policy_config, module.template, tokenizer, asked, module.rewards, module.sampling):
         say(line)
@@ -138,8 +140,24 @@ def prompt_encoding(module: GRPOModule, tokenizer: PreTrainedTokenizerBase) -> t
         fits = module.episodes.fits(dialogue, module.pool.environment, context or 1 << 30)
     else:  # without a limit as well, for it encodes each conversation, which the chat template may refuse
         length = module.sampling.max_completion_length
-        fits = Fits(dialogue.prompt_ids, context=context or 1 << 30, length=length)
+        reading = reading_prompts(dialogue)
+        fits = Fits(dialogue.prompt_ids, context=context or 1 << 30, length=length, encode_all=reading)
     return dialogue, fits, context
+
+
+def _check_images(module: GRPOModule, first: Sequence[Problem], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuses problems with images for a policy that reads text, and a policy that reads images of problems that have
+    none."""
+    for problem in first:
+        asked_of(problem.asked, problem.columns, tokenizer)
+    if not module.policy_config.images:
+        return
+    read = (encode_prompt(problem.asked, problem.columns, module.template, tokenizer) for problem in first)
+    if all(prompt.inputs is None for prompt in read):
+        raise ValueError(
+            f"model.policy.images is true, and none of the first {len(first)} problems has an image: set it false, or "
+            "give the data a column `images`."
+        )
 
 
 def check_shown(module: GRPOModule, data: RolloutDataModule) -> None:
@@ -304,10 +322,13 @@ def _check_budget(
     plays, length = module.pool is not None, module.sampling.max_completion_length
     if plays:
         length = module.episodes.max_episode_tokens or context or length
-    fits = Fits(dialogue.prompt_ids, context=budget, length=length)
-    too_long = [prompt for prompt in prompts if not fits(prompt.asked)]
+    read = reading_prompts(dialogue)
+    fits = Fits(dialogue.prompt_ids, context=budget, length=length, encode_all=read)
+    too_long = [prompt for prompt in prompts if not fits(prompt.asked, prompt.columns)]
     if too_long:
-        needed = min(length + max(len(dialogue.prompt_ids(prompt.asked)) for prompt in too_long), context or 1 << 30)
+        read = read or (lambda asked, _: dialogue.prompt_ids(asked))
+        longest = max(len(read(prompt.asked, prompt.columns)) for prompt in too_long)
+        needed = min(length + longest, context or 1 << 30)
         told = f"an episode may have {needed} tokens"
         if not plays:
             told = f"the longest prompt with a completion of {length} tokens has {needed}"

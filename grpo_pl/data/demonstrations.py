@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +28,8 @@ class Demonstration:
     """JSON schemas of the tools that the agent of the episode offered."""
     told_tools: str = ""
     """Their text in the system message, where the chat template has no place for them."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """Further columns of the problem, whose images a policy may read."""
 
     @property
     def text(self) -> str:

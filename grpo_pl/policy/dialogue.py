@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from grpo_pl.environment import Environment, Observation, listed, text_of
+from grpo_pl.policy.inputs import encode_prompt, reader_of
 from grpo_pl.policy.template import PromptTemplate, takes_tools
 from grpo_pl.types import Conversation
 
@@ -156,6 +157,13 @@ class Dialogue:
             "use one that leaves them as they are (some do for messages of the role tool), or template.chat: false, "
             "which writes plain text."
         )
+
+
+def reading_prompts(dialogue: Dialogue) -> Callable[[str | Conversation, Mapping[str, Any]], list[int]] | None:
+    """Encodes a problem by its question and columns, where the policy reads more than text; None where it does not."""
+    if reader_of(dialogue.tokenizer) is None:
+        return None
+    return lambda asked, columns: encode_prompt(asked, columns, dialogue.template, dialogue.tokenizer).ids
 
 
 def opening(asked: str | Conversation, observation: Observation) -> str | Conversation:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpo_pl
 from grpo_pl.files.writing import staged_folder, system_errors
+from grpo_pl.policy.inputs import reader_of
 from grpo_pl.policy.loading import end_token_ids
 from grpo_pl.policy.lora import has_adapters, merged
 from grpo_pl.policy.pretrained import MANIFEST
@@ -93,7 +94,7 @@ def export_policy(
     with staged_folder(folder) as staging:
         with system_errors():
             model.save_pretrained(staging)
-            tokenizer.save_pretrained(staging)
+            (reader_of(tokenizer) or tokenizer).save_pretrained(staging)
         if run:
             run["files"] = weights_digest(weights_in(staging))
         GenerationConfig(

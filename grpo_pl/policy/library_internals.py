@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from grpo_pl.policy.inputs import reading_of
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -51,7 +53,7 @@ def without_prefix(structure: dict[Any, dict[str, Any]], prefix: str) -> dict[An
 def attention_by(model: PreTrainedModel, implementation: str) -> Iterator[None]:
     """Context manager: within it ``model`` uses a registered attention implementation. The public
     ``set_attn_implementation`` refuses some models and names, and cannot be undone exactly."""
-    config = model.config
+    config = model.config if reading_of(model) is None else model.config.get_text_config()
     before = config._attn_implementation_internal
     config._attn_implementation_internal = implementation
     try:

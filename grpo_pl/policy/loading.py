@@ -14,7 +14,7 @@ from grpo_pl.files.rows import read_object
 from grpo_pl.policy.lora import Lora, add_adapters, base_of, merged
 from grpo_pl.policy.pretrained import MANIFEST, check_pretrained, load_pretrained, one_clear_line
 from grpo_pl.policy.quantization import keep_form, keep_out_of_checkpoints, nf4_config
-from grpo_pl.policy.template import ANSWER_TAGS, THINK_TAGS
+from grpo_pl.policy.template import ANSWER_TAGS, PLACEHOLDER, THINK_TAGS
 from grpo_pl.policy.tokenizer import CHARACTERS, FROM_DATA, character_tokenizer
 from grpo_pl.types import SamplingParams
 
@@ -48,6 +48,13 @@ class PolicyConfig:
     quantization: Literal["nf4"] | None = None
     """Hold the frozen weights of ``lora`` in 4 bits (QLoRA); needs bitsandbytes. ``dtype`` is that of the products and
     of all other weights. null does not quantize."""
+    images: bool = False
+    """Load an image-text model (SmolVLM, Idefics3, LLaVA) with its image processor, and read the images of problems;
+    false takes any model for one of text."""
+    train_vision: bool = False
+    """With ``images``, train the vision tower as well; false trains the language model and what leads to it."""
+    max_image_tokens: int = 2048
+    """With ``images``, most tokens of one image; more are an error."""
 
     def __post_init__(self) -> None:
         if isinstance(self.lora, dict):  # as read from YAML or JSON
@@ -58,6 +65,13 @@ class PolicyConfig:
             )
         if self.from_scratch is not None and "model_type" not in self.from_scratch:
             raise ValueError("policy.from_scratch needs a `model_type`, such as qwen2 or llama.")
+        if self.train_vision and (self.lora is not None or not self.images):
+            raise ValueError(
+                "policy.train_vision trains the vision tower of a policy with images: set policy.images true and "
+                "policy.lora null, whose adapters are in the language model alone."
+            )
+        if self.max_image_tokens < 1:
+            raise ValueError(f"policy.max_image_tokens must be at least 1, got {self.max_image_tokens}.")
         if self.quantization is not None and (self.lora is None or self.path is None):
             raise ValueError(
                 "policy.quantization holds frozen weights of a trained model: set policy.path and policy.lora, or "
@@ -84,7 +98,13 @@ def load_tokenizer(policy: PolicyConfig) -> PreTrainedTokenizerBase:
     source = policy.source
     if source is None:
         assert policy.characters != FROM_DATA, "grpo_pl.training.vocabulary collects them first"
-        return character_tokenizer(policy.tags, CHARACTERS if policy.characters is None else policy.characters)
+        made = character_tokenizer(policy.tags, CHARACTERS if policy.characters is None else policy.characters)
+        if policy.images:
+            from grpo_pl.extras.images.models import placeholder_tokens
+
+            made.add_tokens(placeholder_tokens(str((policy.from_scratch or {})["model_type"])), special_tokens=True)
+            _give_reader(made, policy, None)
+        return made
     saved = any((Path(source) / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
     files = source if saved else base_of(source)  # adapters may come without a tokenizer
     with one_clear_line(files, "tokenizer" if files == source else f"tokenizer of the base model of {source},"):
@@ -100,7 +120,15 @@ def load_tokenizer(policy: PolicyConfig) -> PreTrainedTokenizerBase:
         if tokenizer.eos_token_id is None:
             raise ValueError(f"the tokenizer of {source!r} has neither a padding nor an EOS token.")
         tokenizer.pad_token = tokenizer.eos_token
+    if policy.images:
+        _give_reader(tokenizer, policy, base_of(source))
     return tokenizer
+
+
+def _give_reader(tokenizer: PreTrainedTokenizerBase, policy: PolicyConfig, folder: str | None) -> None:
+    from grpo_pl.extras.images.models import give_reader
+
+    give_reader(tokenizer, model_config(policy, tokenizer), folder, most_tokens=policy.max_image_tokens)
 
 
 def _check_tokens(file: Path) -> None:
@@ -159,8 +187,7 @@ def load_model(
     Raises:
         ValueError: no such model, or its config cannot be built, or its files lack a part of its weights.
     """
-    from transformers import AutoModelForCausalLM
-
+    kind = _auto_class(policy)
     options: dict[str, Any] = {"attn_implementation": policy.attn_implementation} if policy.attn_implementation else {}
     source = path or policy.source
     if source is None or not weights:
@@ -170,7 +197,7 @@ def load_model(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(policy.init_seed)
             try:
-                model = AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
+                model = kind.from_config(config, dtype=dtype, **options)
             except Exception as error:  # as for the config
                 raise ValueError(f"no {config.model_type} model can be built from this config: {error!r}") from error
         if source is not None:
@@ -180,15 +207,19 @@ def load_model(
             options["quantization_config"] = nf4_config(getattr(torch, policy.dtype, torch.float32))
         dtype = "auto" if policy.dtype == "auto" else getattr(torch, policy.dtype)
         if base_of(source) == source:
-            model = load_pretrained(AutoModelForCausalLM, source, dtype=dtype, **options)
+            model = load_pretrained(kind, source, dtype=dtype, **options)
         else:
             if policy.quantization is not None:
                 raise ValueError(f"policy.path {source} holds adapters: merge them before policy.quantization.")
             wide = torch.float32 if dtype == "auto" else dtype  # a base's bfloat16 would round what was learned
             with torch.random.fork_rng(devices=[]):  # peft draws adapters before it reads them
-                model = merged(load_pretrained(AutoModelForCausalLM, source, dtype=wide, **options), **options)
+                model = merged(load_pretrained(kind, source, dtype=wide, **options), kind, **options)
             model.generation_config = _generation_settings(source) or model.generation_config
     switch_dropout_off(model)  # rollout and scoring must use one distribution: the first ratio of an update is 1
+    if policy.images:
+        from grpo_pl.extras.images.models import prepare_model
+
+        prepare_model(model, tokenizer, train_vision=policy.train_vision)
     if policy.lora is not None:
         add_adapters(model, policy.lora, seed=policy.init_seed)
     if policy.quantization is not None and weights:
@@ -212,9 +243,14 @@ def check_weights(policy: PolicyConfig) -> None:
     """Refuses what `load_model` would refuse of the files of a saved model, long before it is loaded."""
     source = policy.source
     if source is not None:
-        from transformers import AutoModelForCausalLM
+        check_pretrained(_auto_class(policy), source)
 
-        check_pretrained(AutoModelForCausalLM, source)
+
+def _auto_class(policy: PolicyConfig) -> Any:
+    """The class of transformers that loads the model of ``policy``."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if policy.images else AutoModelForCausalLM
 
 
 def _generation_settings(source: str) -> GenerationConfig | None:
@@ -302,6 +338,8 @@ def _scratch_config(policy: PolicyConfig, tokenizer: PreTrainedTokenizerBase) ->
             hint = f"; did you mean {near[0]}?" if near else "."
             raise ValueError(f"policy.from_scratch: {model_type} has no setting {name!r}{hint}")
     _check_heads(config.get_text_config())
+    if policy.images:
+        config.image_token_id = tokenizer.convert_tokens_to_ids(PLACEHOLDER)
     return config
 
 

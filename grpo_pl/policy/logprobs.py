@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from grpo_pl.functional import accelerated
 from grpo_pl.functional.divergence import divergence
@@ -24,8 +25,10 @@ from grpo_pl.functional.logprobs import (
     top_logprobs,
 )
 from grpo_pl.policy.checkpointing import recomputes_as_it_stands, repeated
+from grpo_pl.policy.inputs import model_arguments, reading_of
 from grpo_pl.policy.library_internals import attends_by_interface, has_hooks
 from grpo_pl.policy.packing import Rows, pack, packed_attention
+from grpo_pl.types import RowInputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -86,6 +89,7 @@ def completion_logprobs(
     completion_mask: Tensor,
     action_mask: Tensor | None = None,
     segment_index: Tensor | None = None,
+    inputs: RowInputs | None = None,
     support: Tensor | None = None,
     temperature: float,
     with_entropy: bool = False,
@@ -103,6 +107,7 @@ def completion_logprobs(
         completion_mask: Likewise.
         action_mask: (B, T) bool: the tokens that are scored, the others are only attended to; None: all.
         segment_index: (B, T), see ``types.Rollout``: the model reads each segment as a row of its own; None: one a row.
+        inputs: B, what the model reads beside the tokens of the prompts, see ``types.RowInputs``.
         support: (B, T, K) tokens that each softmax is over, see ``functional.logprobs.restricted``; None: all.
         temperature: divides the logits, as in sampling.
         with_entropy: also return the entropy in nats.
@@ -110,7 +115,7 @@ def completion_logprobs(
     Returns:
         logprobs (B, T) float32 (float64 for a float64 model), and entropy (B, T) or None; 0 where masked.
     """
-    rows = Rows(prompt_ids, prompt_mask, completion_ids, completion_mask, action_mask, segment_index)
+    rows = Rows(prompt_ids, prompt_mask, completion_ids, completion_mask, action_mask, segment_index, inputs)
     columns = _score(model, rows, _Options(temperature, with_entropy, support=support))
     return columns[0], columns[1] if with_entropy else None
 
@@ -122,7 +127,7 @@ def update_scores(
     support: Tensor | None = None,
     top_ids: Tensor | None = None,
     teacher: TaughtTokens | None = None,
-    **rows: Tensor,
+    **rows: Any,
 ) -> UpdateScores:
     """`completion_logprobs` with entropies, and at each token that the policy wrote the divergence from a teacher's
     whole distribution, differentiable likewise, and the log-probabilities of further tokens; a model whose head runs in
@@ -145,7 +150,7 @@ def update_scores(
 
 
 @torch.no_grad()
-def completion_states(model: PreTrainedModel, **rows: Tensor) -> tuple[Tensor, Head]:
+def completion_states(model: PreTrainedModel, **rows: Any) -> tuple[Tensor, Head]:
     """The inputs (N, H) of the LM head at the N tokens that the policy wrote, row after row, and a copy of that head,
     which is whole where the model is sharded; ``rows`` are the fields of `packing.Rows`.
 
@@ -182,7 +187,7 @@ def _score(model: PreTrainedModel, rows: Rows, options: _Options) -> tuple[Tenso
 def _materialised(model: PreTrainedModel, rows: Rows, options: _Options) -> tuple[Tensor, ...]:
     whole, rows = rows.scored, rows.unfolded()
     mask, ids, temperature = rows.scored, rows.completion_ids, options.temperature
-    logits = model(**_padded(rows)).logits[:, -ids.shape[1] - 1 : -1]  # (B, T, V)
+    logits = model(**_padded(model, rows)).logits[:, -ids.shape[1] - 1 : -1]  # (B, T, V)
     columns = [token_logprobs(logits, ids, temperature=temperature, support=options.support).masked_fill(~mask, 0.0)]
     if options.with_entropy:
         entropy = token_entropy(logits, temperature=temperature, support=options.support)
@@ -199,14 +204,15 @@ def _materialised(model: PreTrainedModel, rows: Rows, options: _Options) -> tupl
     return tuple(columns if mask.shape == whole.shape else [_scatter(column[mask], whole) for column in columns])
 
 
-def _padded(rows: Rows) -> dict[str, Any]:
+def _padded(model: PreTrainedModel, rows: Rows) -> dict[str, Any]:
     """The inputs of a model for padded rows: prompt and completion concatenated, (B, S + T)."""
     mask = torch.cat([rows.prompt_mask, rows.completion_mask], dim=1).long()  # (B, S + T)
+    ids = torch.cat([rows.prompt_ids, rows.completion_ids], dim=1)
     return {
-        "input_ids": torch.cat([rows.prompt_ids, rows.completion_ids], dim=1),
         "attention_mask": mask,
         "position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0),
         "logits_to_keep": rows.completion_ids.shape[1] + 1,  # the last prompt token predicts the first of these
+        **model_arguments(model, ids, None if rows.inputs is None else rows.inputs.of),
     }
 
 
@@ -244,13 +250,15 @@ def _with_head(model: PreTrainedModel, rows: Rows, head: Callable[[Tensor], Tens
     # are used in checks that must not depend on how rows are combined
     packing = pack(rows, share=model.dtype != torch.float64) if packed else None
     if packing is None or _window(model) < packing.longest:
-        inputs = _padded(rows)
+        inputs = _padded(model, rows)
 
         def predicting(hidden: Tensor) -> Tensor:
             return hidden[:, -mask.shape[1] - 1 : -1][mask]
 
     else:
-        inputs = {"input_ids": packing.input_ids, "position_ids": packing.position_ids, "packing": packing}
+        own = None if rows.inputs is None else rows.inputs[packing.first].of
+        arguments = model_arguments(model, packing.input_ids, own)
+        inputs = {"position_ids": packing.position_ids, "packing": packing, **arguments}
         attention, chosen = repeated(partial(packed_attention, model)), packing.predicting
 
         def predicting(hidden: Tensor) -> Tensor:
@@ -294,8 +302,9 @@ def use_forward_mode(model: PreTrainedModel | None, mode: ForwardMode | None) ->
 
 
 def _try_modes(model: PreTrainedModel) -> ForwardMode:
-    """The fastest mode that gives the model's own result, tried on two prompts with two completions each."""
-    device = model.device
+    """The fastest mode that gives the model's own result, tried on two prompts with two completions each; one of them
+    has inputs if the model reads any."""
+    device, reading = model.device, reading_of(model)
     prompt_mask = torch.tensor([[True] * 3, [True] * 3, [False, True, True], [False, True, True]], device=device)
     ids = torch.arange(4, device=device).unsqueeze(1)
     completion_mask = torch.tensor([[True] * 3, [True, True, False]] * 2, device=device)
@@ -305,6 +314,12 @@ def _try_modes(model: PreTrainedModel) -> ForwardMode:
         completion_ids=ids + torch.arange(3, device=device),
         completion_mask=completion_mask,
     )
+    if reading is not None:
+        tokens, shown = reading.probe
+        prompts = [torch.tensor(ids, device=device) for ids in (tokens, tokens, [0, 1], [0, 1])]
+        prompt_ids = pad_sequence(prompts, batch_first=True, padding_side="left")
+        real = pad_sequence([torch.ones_like(ids).bool() for ids in prompts], batch_first=True, padding_side="left")
+        rows = rows._replace(prompt_ids=prompt_ids, prompt_mask=real, inputs=RowInputs([shown, shown, None, None]))
     # packed tokens may interact in causal attention only, and it must go through transformers' interface
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ["full_attention"])
     may_pack = attends_by_interface(model) and kinds <= {"full_attention", "sliding_attention"}
@@ -333,7 +348,7 @@ def _has_plain_head(model: PreTrainedModel, rows: Rows) -> bool:
     outputs: list[Tensor] = []
     watch = head.register_forward_hook(lambda module, args, output: outputs.append(output))
     try:
-        logits = model(**_padded(rows), use_cache=False).logits
+        logits = model(**_padded(model, rows), use_cache=False).logits
     finally:
         watch.remove()
     return len(outputs) == 1 and torch.equal(outputs[0], logits)

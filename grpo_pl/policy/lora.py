@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from grpo_pl.files.rows import read_object
+from grpo_pl.policy.inputs import reading_of
 from grpo_pl.policy.library_internals import is_adapted
 from grpo_pl.policy.quantization import is_quantized, plain, plain_config
 
@@ -73,6 +74,10 @@ def add_adapters(model: PreTrainedModel, lora: Lora, *, seed: int) -> None:
         head = model.get_output_embeddings()  # peft leaves it out
         layers = ((name, model.get_submodule(name)) for name in shared)
         unfit += [name for name, layer in layers if isinstance(layer, torch.nn.Linear) and layer is not head]
+        if reading_of(model) is not None:  # of which the language model alone gets adapters
+            inner = set(map(id, model.get_decoder().modules()))
+            linear = (pair for pair in model.named_modules() if isinstance(pair[1], torch.nn.Linear))
+            unfit += [name for name, layer in linear if id(layer) not in inner and layer is not head]
     config = LoraConfig(
         exclude_modules=unfit or None,
         r=lora.rank,
@@ -163,15 +168,19 @@ def base_of(source: str) -> str:
     return base
 
 
-def merged(model: PreTrainedModel, **options: Any) -> PreTrainedModel:
+def merged(model: PreTrainedModel, kind: Any = None, **options: Any) -> PreTrainedModel:
     """A copy on the CPU without adapters, with W + (alpha / rank) · B A as its weights; ``options`` of its making.
+
+    Args:
+        kind: class of transformers that makes it; by default that of the model.
 
     Raises:
         ValueError: a layer with adapters shares its weight with another layer, which they would change too.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    copy: PreTrainedModel = AutoModelForCausalLM.from_config(plain_config(model.config), dtype=model.dtype, **options)
+    kind = kind or (AutoModelForCausalLM if reading_of(model) is None else AutoModelForImageTextToText)
+    copy: PreTrainedModel = kind.from_config(plain_config(model.config), dtype=model.dtype, **options)
     shared = _shared(copy)  # of the copy: transformers unties a base as it loads its adapters
     tied = next((name for name, _ in _adapted(model) if name in shared), None)
     if tied is not None:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from grpo_pl.policy.library_internals import attention_by
-from grpo_pl.types import Rollout
+from grpo_pl.types import Rollout, RowInputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -51,6 +51,7 @@ class Packing:
     buckets: Sequence[Tensor]  # (rows, longest) pack indices of whole sequences, right-padded with 0
     source: Tensor  # (N,) index of each token in the concatenated, flattened buckets
     longest: int  # tokens of the longest row
+    first: Tensor  # (P,) the first of the rows that share each prompt
     spans: Spans
 
 
@@ -63,11 +64,14 @@ class Rows(NamedTuple):
     completion_mask: Tensor  # (B, T) bool
     action_mask: Tensor | None = None  # (B, T) bool, None: all
     segment_index: Tensor | None = None  # (B, T), see `Rollout`; None: each row is one segment
+    inputs: RowInputs | None = None  # B, what is read beside the tokens of the prompts
 
     @classmethod
     def of(cls, rollout: Rollout, rows: Tensor) -> Rows:
         """Those rows of a rollout."""
-        return cls(*(getattr(rollout, name)[rows] for name in cls.__annotations__))
+        columns: dict[str, Any] = {name: getattr(rollout, name) for name in cls.__annotations__}
+        taken: dict[str, Any] = {name: c if c is None else c[rows] for name, c in columns.items()}
+        return cls(**taken)
 
     @property
     def scored(self) -> Tensor:
@@ -78,6 +82,7 @@ class Rows(NamedTuple):
         """A row for each segment, row after row; so the scored tokens keep their order."""
         if self.segment_index is None or not self.segment_index.any():
             return self
+        assert self.inputs is None, "later segments have prompts of their own, without inputs"
         prompts, completions, scored = list[Tensor](), list[Tensor](), list[Tensor]()
         for row, index in enumerate(self.segment_index):
             ids, written = self.completion_ids[row], self.scored[row]
@@ -113,6 +118,7 @@ def pack(rows: Rows, *, share: bool = True) -> Packing:
     prompt_ids, prompt_mask, completion_ids, completion_mask, *_ = rows
     device = prompt_ids.device
     differs = ((prompt_ids != prompt_ids.roll(1, 0)) | (prompt_mask != prompt_mask.roll(1, 0))).any(dim=1)
+    differs |= differing_inputs(rows.inputs, device)
     differs[0] = True
     differs |= not share
     owners = differs.long().cumsum(dim=0) - 1  # (B,)
@@ -148,7 +154,16 @@ def pack(rows: Rows, *, share: bool = True) -> Packing:
         source=source,
         longest=int(lengths.max()),
         spans=spans,
+        first=differs.nonzero().flatten(),
     )
+
+
+def differing_inputs(inputs: RowInputs | None, device: torch.device) -> Tensor:
+    """(B,) bool: rows whose prompts have other inputs than those of the row before; (1,) false where none has any."""
+    if inputs is None:
+        return torch.zeros(1, dtype=torch.bool, device=device)
+    keys = inputs.keys
+    return torch.tensor([key != before for key, before in zip(keys, [keys[-1], *keys], strict=False)], device=device)
 
 
 def _buckets(table: Tensor, lengths: Tensor, *, total: int) -> tuple[list[Tensor], Tensor]:

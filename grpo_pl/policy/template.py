@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 THINK_TAGS = ("<think>", "</think>")
 ANSWER_TAGS = ("<answer>", "</answer>")
+PLACEHOLDER = "<image>"
+"""Stands in a prompt's text for an image; transformers' processors of image-text models write it likewise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +106,7 @@ class PromptTemplate:
             )
         solved = [self._user(example.question) + example.completion for example in self.examples]
         blocks = [system] if system else []
-        return "\n\n".join([*blocks, *solved, turns[0][1] + self.prefill])
+        return "\n\n".join([*blocks, *solved, _as_text(turns[0][1]) + self.prefill])
 
     def encode(self, asked: str | Conversation, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """Token ids of the rendered prompt; a chat template writes its special tokens itself."""
@@ -176,8 +178,14 @@ class PromptTemplate:
         earlier = [(turn["role"], turn["content"]) for turn in turns[:-1]]
         return system, *earlier, (turns[-1]["role"], self._user(turns[-1]["content"]))
 
-    def _user(self, question: str) -> str:
-        return self.user.replace("{question}", question)
+    def _user(self, question: Any) -> Any:
+        """A text, or parts of a message, of which the last text is taken for the question."""
+        if isinstance(question, str):
+            return self.user.replace("{question}", question)
+        last = max((i for i, part in enumerate(question) if part["type"] == "text"), default=None)
+        if last is None:
+            return [*question, {"type": "text", "text": self._user("")}]
+        return [{**p, "text": self._user(p["text"])} if i == last else p for i, p in enumerate(question)]
 
     def through_chat(self, tokenizer: PreTrainedTokenizerBase) -> bool:
         """True if prompts go through the tokenizer's chat template.
@@ -189,6 +197,13 @@ class PromptTemplate:
         if self.chat and not has_template:
             raise ValueError("template.chat is true, but the tokenizer has no chat template. Set it to null or false.")
         return has_template if self.chat is None else self.chat
+
+
+def _as_text(content: Any) -> str:
+    """The text of a message without a chat template, a placeholder in the place of each part that is none."""
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] if part["type"] == "text" else PLACEHOLDER for part in content)
 
 
 @lru_cache(maxsize=8)
@@ -273,6 +288,7 @@ class Fits:
         context: most tokens of a prompt and its completion together.
         length: most tokens of a completion.
         setting: what that length comes from.
+        encode_all: the tokens of a problem's prompt by its question and columns, where it may hold more than text.
     """
 
     def __init__(
@@ -282,11 +298,14 @@ class Fits:
         context: int,
         length: int,
         setting: str = "max_completion_length",
+        encode_all: Callable[[str | Conversation, Mapping[str, Any]], Sequence[int]] | None = None,
     ) -> None:
-        self.encode, self.limit, self.setting = encode, context - length, setting
+        self.encode, self.limit, self.setting, self.encode_all = encode, context - length, setting, encode_all
         self.overhead = len(encode("")) + 8  # tokens may merge differently around the question
 
-    def __call__(self, asked: str | Conversation) -> bool:
+    def __call__(self, asked: str | Conversation, columns: Mapping[str, Any]) -> bool:
+        if self.encode_all is not None:
+            return len(self.encode_all(asked, columns)) <= self.limit
         # a token is at least one byte of text; what a chat template adds to conversations is not known
         if isinstance(asked, str) and len(asked.encode()) + self.overhead <= self.limit:
             return True

@@ -22,7 +22,7 @@ from grpo_pl.functional.sampling import (
 )
 from grpo_pl.rollout.engine import PolicyDiverged, RolloutInterrupted, Watching
 from grpo_pl.rollout.texts import TextStream
-from grpo_pl.types import NO_TOKEN, NO_TURN, NO_VERSION, GenerateRequest, Rollout, SampleKey
+from grpo_pl.types import NO_TOKEN, NO_TURN, NO_VERSION, GenerateRequest, Rollout, RowInputs, SampleKey
 
 LEFT = ("prompt_ids", "prompt_mask")
 """Tensors of a `Rollout` whose rows are padded on the left; all others are on the right."""
@@ -243,6 +243,7 @@ def assemble(
             "stop" if token in eos_token_ids or (texts and texts[row].stopped) else "length"
             for row, token in enumerate(last)
         ],
+        inputs=monitor.request.row_inputs,
     )
 
 
@@ -254,7 +255,14 @@ def join_rollouts(rollouts: Sequence[Rollout], pad_token_id: int) -> Rollout:
         for name in rollout_tensors(rollouts[0])
     }
     reasons = [reason for rollout in rollouts for reason in rollout.finish_reasons]
-    return replace(rollouts[0], finish_reasons=reasons, **tensors)
+    return replace(rollouts[0], finish_reasons=reasons, inputs=_joined_inputs(rollouts), **tensors)
+
+
+def _joined_inputs(rollouts: Sequence[Rollout]) -> RowInputs | None:
+    if all(rollout.inputs is None for rollout in rollouts):
+        return None
+    none = ((rollout, [None] * len(rollout.finish_reasons)) for rollout in rollouts)
+    return RowInputs([each for rollout, empty in none for each in (rollout.inputs.of if rollout.inputs else empty)])
 
 
 def rollout_tensors(rollout: Rollout) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from signal import Signals
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 from grpo_pl.policy.loading import end_token_ids
-from grpo_pl.types import GenerateRequest, Rollout, SampleKey, SamplingParams, StopStrings, ThoughtEnd
+from grpo_pl.types import GenerateRequest, PromptInputs, Rollout, SampleKey, SamplingParams, StopStrings, ThoughtEnd
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +51,8 @@ class RolloutEngine(ABC):
     supports_top_logprobs: bool = False
     """True if rollouts have their `Rollout.top_ids` and ``top_logprobs`` where ``SamplingParams.top_logprobs`` asks for
     them."""
+    supports_inputs: bool = False
+    """True if it draws from prompts that hold more than tokens, `GenerateRequest.inputs`."""
     native: ClassVar[bool] = False
     """True if completions are drawn by a decoder of `NativeEngine`, which the pipeline chooses for all ranks."""
     copies_weights: ClassVar[bool] = False
@@ -174,12 +176,14 @@ def generate_request(
     sampling: SamplingParams,
     prefix: str,
     thought: ThoughtEnd | None = None,
+    inputs: Sequence[PromptInputs | None] | None = None,
 ) -> GenerateRequest:
     """A request with the end tokens that model, tokenizer and sampling parameters name.
 
     Args:
         prefix: text before the completions in which a stop string may begin.
         thought: the end of a thought, where there is a thinking budget.
+        inputs: what the model reads beside the tokens of each prompt.
     """
     return GenerateRequest(
         prompt_ids=prompt_ids,
@@ -189,4 +193,5 @@ def generate_request(
         pad_token_id=int(tokenizer.pad_token_id),
         stops=StopStrings.of(sampling, tokenizer, prefix),
         thought=thought,
+        inputs=inputs,
     )

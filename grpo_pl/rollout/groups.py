@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -16,14 +17,15 @@ def select_groups(samples: Samples, groups: Sequence[int]) -> Samples:
     rows = group_rows(groups, samples.rollout.group_size)
     index = torch.tensor(rows, dtype=torch.int64, device=samples.rollout.completion_ids.device)
     rollout = samples.rollout
-    tensors = {name: tensor[index] for name, tensor in rollout_tensors(rollout).items()}
+    taken: dict[str, Any] = {name: tensor[index] for name, tensor in rollout_tensors(rollout).items()}
+    taken["inputs"] = None if rollout.inputs is None else rollout.inputs[index]
     return replace(
         samples,
         prompts=[samples.prompts[g] for g in groups],
         prompt_texts=[samples.prompt_texts[g] for g in groups],
         completions=[samples.completions[r] for r in rows],
         episodes=None if samples.episodes is None else [samples.episodes[r] for r in rows],
-        rollout=replace(rollout, finish_reasons=[rollout.finish_reasons[r] for r in rows], **tensors),
+        rollout=replace(rollout, finish_reasons=[rollout.finish_reasons[r] for r in rows], **taken),
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from grpo_pl.functional.sampling import Noise, token_keys
+from grpo_pl.policy.inputs import model_arguments
 from grpo_pl.rollout.decoding import DecodeMonitor, assemble, pad_left, row_keys
 from grpo_pl.rollout.engine import RolloutEngine, Watching
 from grpo_pl.types import GenerateRequest, Rollout
@@ -25,6 +26,7 @@ class PlainEngine(RolloutEngine):
 
     supports_sampling_mask = True
     supports_top_logprobs = True
+    supports_inputs = True
     max_batch_rows: int = 0
     """Most completions decoded at once; 0 takes all of them."""
 
@@ -61,8 +63,13 @@ class PlainEngine(RolloutEngine):
         for first, mine in self._chunks(owners):
             choice = _KeyedChoice(monitor, keys[first : first + len(mine)], prompt_width=ids.shape[1], first_row=first)
             with _decoding(model):
+                further: dict[str, Any] = {}
+                if monitor.request.inputs is not None:
+                    inputs = [monitor.request.inputs[number] for number in mine.tolist()]
+                    further = model_arguments(model, ids[mine], inputs)
                 sequences = model.generate(
                     ids[mine],
+                    **further,
                     attention_mask=mask[mine].long(),
                     generation_config=config,
                     logits_processor=LogitsProcessorList([choice]),

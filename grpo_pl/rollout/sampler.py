@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 
 from grpo_pl.policy.dialogue import Dialogue
+from grpo_pl.policy.inputs import EncodedPrompt, asked_of, encode_prompt, reader_of
 from grpo_pl.policy.loading import context_length
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rollout.engine import RolloutEngine, Watching, generate_request
@@ -150,14 +151,16 @@ class CompletionSampler:
                 **watching,
             )
             return self._episode_samples(prompts, self._with_version(rollout), episodes, step)
+        encoded = self.encoded(model, prompts, sampling.max_completion_length)
         request = generate_request(
             model,
             self.tokenizer,
-            prompt_ids=self.prompt_ids(model, prompts, sampling.max_completion_length),
+            prompt_ids=[prompt.ids for prompt in encoded],
             keys=keys,
             sampling=sampling,
             prefix=self.template.prefill,
             thought=self.template.thought(sampling, self.tokenizer),
+            inputs=[prompt.inputs for prompt in encoded],
         )
         generate = self.engine.generate
         if request.thought is not None:
@@ -166,21 +169,39 @@ class CompletionSampler:
             generate = partial(draw_completions, self.engine)
         return self.samples(prompts, self._with_version(generate(model, request, **watching)), step)
 
-    def prompt_ids(self, model: PreTrainedModel, prompts: Sequence[Problem], longest: int) -> list[list[int]]:
-        """The tokens of each prompt.
+    def encoded(self, model: PreTrainedModel, prompts: Sequence[Problem], longest: int) -> list[EncodedPrompt]:
+        """Each prompt as the model reads it.
 
         Raises:
-            ValueError: one of them and a completion of ``longest`` tokens do not fit the model's context.
+            ValueError: one of them and a completion of ``longest`` tokens do not fit the model's context, or one holds
+                what the policy cannot read, or the engine cannot hand on.
         """
-        encoded = [self.template.encode(prompt.asked, self.tokenizer) for prompt in prompts]
+        encoded = list(map(self.encode, prompts))
         context = context_length(model.config)
-        number, ids = max(enumerate(encoded), key=lambda prompt: len(prompt[1]))
+        number, (ids, _) = max(enumerate(encoded), key=lambda prompt: len(prompt[1].ids))
+        if not self.engine.supports_inputs and any(prompt.inputs is not None for prompt in encoded):
+            raise ValueError(
+                f"{type(self.engine).__name__} draws from text, and prompts have images: set model.engine null."
+            )
         if context is not None and len(ids) + longest > context:
             raise ValueError(
                 f"prompt {prompts[number].id} has {len(ids)} tokens; with max_completion_length={longest} that exceeds "
                 f"the model's context of {context}. Shorten one of them."
             )
         return encoded
+
+    def encode(self, problem: Problem) -> EncodedPrompt:
+        """A problem's prompt as the model reads it.
+
+        Raises:
+            ValueError: it cannot, by the problem's number.
+        """
+        try:
+            return encode_prompt(problem.asked, problem.columns, self.template, self.tokenizer)
+        except ValueError as error:
+            if reader_of(self.tokenizer) is None and not problem.columns.get("images"):
+                raise
+            raise ValueError(f"prompt {problem.id}: {error}") from error
 
     def generate(self, model: PreTrainedModel, request: GenerateRequest, **watching: Unpack[Watching]) -> Rollout:
         """The engine's completions, with the version of the weights that they were drawn from."""
@@ -190,11 +211,14 @@ class CompletionSampler:
         """A rollout of single turns beside its texts."""
         return Samples(
             prompts=prompts,
-            prompt_texts=[self.template.render(prompt.asked, self.tokenizer) for prompt in prompts],
+            prompt_texts=list(map(self._shown, prompts)),
             rollout=rollout,
             step=step,
             completions=self._texts(rollout),
         )
+
+    def _shown(self, problem: Problem) -> str:
+        return self.template.render(asked_of(problem.asked, problem.columns, self.tokenizer), self.tokenizer)
 
     def _with_version(self, rollout: Rollout) -> Rollout:
         """The rollout with the version of the weights that it was drawn from."""

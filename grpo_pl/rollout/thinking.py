@@ -58,7 +58,8 @@ def draw_completions(
         prompts = [[*request.prompt_ids[i // request.group_size], *rows[i].tokens] for i in going]
         names = [[replace(keys[i], drawn=len(rows[i].tokens))] for i in going]
         left = [longest[i] - len(rows[i].tokens) for i in going]
-        rest = _limited(replace(request, prompt_ids=prompts, keys=names), left, 1)
+        inputs = None if request.inputs is None else [request.inputs[i // request.group_size] for i in going]
+        rest = _limited(replace(request, prompt_ids=prompts, keys=names, inputs=inputs), left, 1)
         counted = counting_on(watching, int(first.lengths.sum()), len(rows) - len(going))
         later = _generate(engine, model, rest, **counted)
         drawn = join_rollouts([first, later], request.pad_token_id)
@@ -156,6 +157,7 @@ def _as_one(request: GenerateRequest, rows: Sequence[_Row], first: Rollout, draw
         action_mask=written,
         finish_reasons=[row.finish or "length" for row in rows],
         thoughts=torch.tensor([[row.thought] for row in rows], dtype=torch.int32, device=device),
+        inputs=first.inputs,
         **recorded,
     )
 

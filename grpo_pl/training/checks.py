@@ -72,6 +72,9 @@ def check_parts(
     for name, term in algorithm.active_terms.items():
         call(name, term, "check_run", sampling=sampling, in_environment=environment is not None)
     check_episodes(environment, algorithm, rewards)
+    if module.policy_config.images and (environment is not None or privileged is not None):
+        other = "model.environment" if environment is not None else "model.privileged"
+        raise ValueError(f"policy.images does not go with {other}, whose prompts are text: leave out one of the two.")
     check_teachers(teachers, algorithm, temperature=sampling.temperature)
     if bool(privileged) != bool(needs.teacher and needs.teacher.of_itself):
         raise ValueError(
@@ -312,8 +315,10 @@ def check_episodes(environment: Environment | None, algorithm: GRPOAlgorithm, re
         raise ValueError(f"reward {paid.name!r} pays what an environment gave, but there is no model.environment.")
 
 
-def check_engine(engine: RolloutEngine, algorithm: GRPOAlgorithm, sampling: SamplingParams) -> None:
-    """Refuses an engine that takes no request, or cannot record what the objective asks for."""
+def check_engine(
+    engine: RolloutEngine, algorithm: GRPOAlgorithm, sampling: SamplingParams, *, images: bool = False
+) -> None:
+    """Refuses an engine that takes no request, cannot record what the objective asks for, or not read prompts."""
     name = type(engine).__name__
     try:
         inspect.signature(engine.generate).bind("model", "request", progress=None, should_stop=None)
@@ -326,6 +331,10 @@ def check_engine(engine: RolloutEngine, algorithm: GRPOAlgorithm, sampling: Samp
         raise ValueError(
             f"model.sampling.sampling_mask needs an engine that notes what was left to draw from, and {name} does not: "
             "leave model.engine out, with data.staleness 0."
+        )
+    if images and not engine.supports_inputs:
+        raise ValueError(
+            f"policy.images needs an engine that reads images, and {name} does not: leave model.engine out."
         )
     if algorithm.needs.top_logprobs and not engine.supports_top_logprobs:
         raise ValueError(

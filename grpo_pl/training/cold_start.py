@@ -133,7 +133,7 @@ class ColdStart:
         recipe = {
             "recipe": RECIPE if computed == policy.dtype else [RECIPE_MIXED, computed],
             "cold_start": {**given, "demonstrations": _content_hash(self.demonstrations)},
-            "policy": {**asdict(policy), "folder": _folder_state(policy.source)},
+            "policy": {**_fields(policy), "folder": _folder_state(policy.source)},
             "template": template.to_dict(),
             "source": [f"{type(source).__module__}.{type(source).__qualname__}", source.init_args()],
             "data": [leaf.digests() for leaf in source.leaves().values()],
@@ -211,7 +211,7 @@ class ColdStart:
         for prompt in source.prompts(-1 - step, count=self.size[1]):  # steps below 0 are never rolled out
             if stage is None:
                 text = source.demonstration(prompt, rng)
-                shown += [] if text is None else [Demonstration(self._question(prompt), text)]
+                shown += [] if text is None else [Demonstration(self._question(prompt), text, columns=prompt.columns)]
             elif (actions := source.demonstrated_actions(prompt, rng)) is not None:
                 played.append((prompt, actions, small_seed(self.seed, "cold_start", step, prompt.id)))
         if stage is not None:
@@ -253,6 +253,14 @@ def _hash_of(module: ModuleType) -> str:
     """Read once in a process, which goes on with what it has imported: the file may be edited while it runs."""
     file = Path(getattr(module, "__file__", None) or "")
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+
+
+def _fields(policy: PolicyConfig) -> dict[str, Any]:
+    """The fields of a policy; without those of images, where it reads none, so that caches stay."""
+    fields = asdict(policy)
+    for name in () if policy.images else ("images", "train_vision", "max_image_tokens"):
+        del fields[name]
+    return fields
 
 
 def _content_hash(file: str | None) -> str | None:

@@ -23,7 +23,7 @@ from grpo_pl.policy.logprobs import (
     completion_states,
     shares_prompts,
 )
-from grpo_pl.policy.packing import Rows
+from grpo_pl.policy.packing import Rows, differing_inputs
 from grpo_pl.types import Rollout
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def micro_batches(rollout: Rollout, rows: Tensor, budget: int, *, share_prompts:
     same = ((ids == ids.roll(1, 0)) & (mask == mask.roll(1, 0))).all(dim=1)  # (b,), the prompt of the row before
     counts = (rollout.segment_index[rows].amax(dim=1) + 1).tolist()  # segments of each row
     same &= torch.tensor(counts, device=rows.device).roll(1) == 1  # else other prompts stand between
+    same &= ~differing_inputs(None if rollout.inputs is None else rollout.inputs[rows], rows.device)
     same[:1] = False
     if not share_prompts:
         unfolded = Rows.of(rollout, rows).unfolded()
@@ -104,8 +105,8 @@ def check_longest(longest: int, budget: int) -> None:
         )
 
 
-def rollout_rows(rollout: Rollout, rows: Tensor) -> dict[str, Tensor]:
-    """The tensors of some rows, cut to the longest prompt and completion among them."""
+def rollout_rows(rollout: Rollout, rows: Tensor) -> dict[str, Any]:
+    """The tensors of some rows, cut to the longest prompt and completion among them, and inputs of their prompts."""
     prompt_mask, completion_mask = rollout.prompt_mask[rows], rollout.completion_mask[rows]
     prompt = int(prompt_mask.sum(dim=1).max())
     completion = max(1, int(completion_mask.sum(dim=1).max()))
@@ -117,6 +118,7 @@ def rollout_rows(rollout: Rollout, rows: Tensor) -> dict[str, Tensor]:
         "action_mask": rollout.action_mask[rows][:, :completion],
         "segment_index": rollout.segment_index[rows][:, :completion],
         **({} if rollout.support is None else {"support": rollout.support[rows][:, :completion]}),
+        **({} if rollout.inputs is None else {"inputs": rollout.inputs[rows]}),
     }
 
 
@@ -279,7 +281,7 @@ class Scorer:
         return self.budget.within_memory(run, rollout, self.collective)
 
 
-def _readable(part: dict[str, Tensor], model: PreTrainedModel) -> dict[str, Tensor]:
+def _readable(part: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
     """A micro-batch for a teacher, whose distribution stays whole where the student's was truncated. With a smaller
     embedding than the student's, what the student may draw of its own padding, which no tokenizer knows, becomes the
     teacher's last token."""

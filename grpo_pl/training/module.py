@@ -274,7 +274,7 @@ class GRPOModule(PolicyModule):
         default = self.source.default_engine
         if self.engine is self._default_engine and type(self.engine) is not default:
             self.engine = self._default_engine = default()
-        checks.check_engine(self.engine, self.algorithm, self.sampling)
+        checks.check_engine(self.engine, self.algorithm, self.sampling, images=self.policy_config.images)
         self.source.check(self.engine, self.algorithm, self.sampling, self.environment)
 
     def on_fit_start(self) -> None:

@@ -13,10 +13,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from grpo_pl.data.demonstrations import Demonstration
 from grpo_pl.policy.dialogue import Dialogue
+from grpo_pl.policy.inputs import asked_of, encode_prompt, reader_of
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.policy.tokenizer import end_of_text
 from grpo_pl.rollout.decoding import pad_left
-from grpo_pl.types import Rollout
+from grpo_pl.types import PromptInputs, Rollout, RowInputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,12 +31,20 @@ class Example(NamedTuple):
     """The completion with its EOS; of an episode all actions, and the observations between them."""
     written: list[bool]
     """True for the tokens of ``completion`` that the policy has to write."""
+    inputs: PromptInputs | None = None
+    """What the model reads beside the tokens of the prompt."""
 
 
 def tokenized(shown: Sequence[Demonstration], dialogue: Dialogue) -> list[Example]:
     """Demonstrations as the tokens that a rollout of their actions would have. The tokenizer is called twice for all
     of them, since a call costs more than the tokens of a short text."""
-    prompts = dialogue.prompts_ids([each.question for each in shown])
+    inputs: list[PromptInputs | None] = [None] * len(shown)
+    if reader_of(dialogue.tokenizer) is None:
+        asked = [asked_of(each.question, each.columns, dialogue.tokenizer) for each in shown]
+        prompts = dialogue.prompts_ids(asked)
+    else:
+        read = [encode_prompt(each.question, each.columns, dialogue.template, dialogue.tokenizer) for each in shown]
+        prompts, inputs = [prompt.ids for prompt in read], [prompt.inputs for prompt in read]
     for number, each in enumerate(shown):
         if each.tools:  # an agent's
             offered = replace(dialogue, tools=each.tools, told_tools=each.told_tools)
@@ -43,14 +52,14 @@ def tokenized(shown: Sequence[Demonstration], dialogue: Dialogue) -> list[Exampl
     texts = [[each.completion, *(action for _, action in each.further)] for each in shown]
     actions = iter(_actions_ids(list(chain.from_iterable(texts)), dialogue))
     found = []
-    for prompt, demonstration in zip(prompts, shown, strict=True):
+    for prompt, own_inputs, demonstration in zip(prompts, inputs, shown, strict=True):
         tokens = next(actions)
         written = [True] * len(tokens)
         for observation, _ in demonstration.further:
             for ids, own in ((dialogue.observation_ids(observation, tokens[-1]), False), (next(actions), True)):
                 tokens += ids
                 written += [own] * len(ids)
-        found.append(Example(prompt, tokens, written))
+        found.append(Example(prompt, tokens, written, own_inputs))
     return found
 
 
@@ -77,7 +86,13 @@ def as_rollout(examples: Sequence[Example], *, pad_token_id: int) -> Rollout:
         sampling_logprobs=torch.zeros(completion_ids.shape),
         finish_reasons=["stop" for _ in examples],
         action_mask=pad_sequence([torch.tensor(each.written) for each in examples], batch_first=True),
+        inputs=_inputs_of(examples),
     )
+
+
+def _inputs_of(examples: Sequence[Example]) -> RowInputs | None:
+    inputs = RowInputs([each.inputs for each in examples])
+    return inputs if any(inputs.keys) else None
 
 
 def demonstration_logprobs(
@@ -96,6 +111,7 @@ def demonstration_logprobs(
         prompt_mask=prompt_mask.to(device),
         completion_ids=completion_ids,
         completion_mask=completion_mask,
+        inputs=_inputs_of(batch),
         temperature=1.0,
     )
     return logprobs, written

@@ -66,7 +66,7 @@ def test_a_step_is_the_sum_of_both_losses_in_their_shares(
 ) -> None:
     """The demonstrations by a loop over their tokens, without padding and micro-batches."""
     examples, total, count, nll = _examples(tokenizer), torch.zeros(()), 0, 0.0
-    for prompt, completion, _ in examples:
+    for prompt, completion, _, _ in examples:
         logits = tiny_policy(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 :]
         for row, token in zip(logits, completion, strict=False):
             logprob = row.log_softmax(-1)[token]

@@ -171,7 +171,7 @@ def bfloat16_gain(
     ):
         return None
     full, drawn = sampling.max_completion_length, min(DRAWN, sampling.max_completion_length)
-    prompt = max(map(len, sampler.prompt_ids(policy, problems, drawn)))
+    prompt = max(len(prompt.ids) for prompt in sampler.encoded(policy, problems, drawn))
     rows = max(1, int(min(MOST_TOKENS, MOST_WORK / (6 * parameters)) / (prompt + drawn)))
     group = min(rows, module.algorithm.group_size)
     contexts: dict[str, Callable[[], AbstractContextManager[Any]]] = {

@@ -55,7 +55,7 @@ def training_problems(data: RolloutDataModule) -> Iterable[Problem]:
 
 def _too_long(problem: Problem, fits: Fits) -> bool:
     try:
-        return not fits(problem.asked)
+        return not fits(problem.asked, problem.columns)
     except ValueError:  # the chat template refuses it: the check before the start says so, or leaves it out
         return False
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 import torch
 from torch import Tensor
 
+from grpo_pl.policy.inputs import InputReading, reading_of
 from grpo_pl.policy.library_internals import computing_dtype, unwrap
 from grpo_pl.policy.quantization import plain_config
 from grpo_pl.policy.weights import checkpoint_weights, is_sharded
@@ -45,6 +46,8 @@ class ModelSpec:
     """Number of them."""
     adapters: PeftConfig | None = None
     """Of its LoRA adapters, which an engine has of its own, or gets merged into the weights."""
+    reading: InputReading | None = None
+    """Of what it reads beside the tokens of prompts."""
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self:
@@ -59,6 +62,7 @@ class ModelSpec:
             device=model.device,
             parameters=base.num_parameters(),
             adapters=getattr(base, "peft_config", {}).get("default"),
+            reading=reading_of(base),
         )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from grpo_pl.extras.engines.child.engine import ChildEngine
 from grpo_pl.extras.engines.copy_engine import ModelSpec
 from grpo_pl.functional.argument_checks import check_at_least
+from grpo_pl.policy.inputs import InputReading
 from grpo_pl.policy.weights import from_weights, lacking, load_whole
 from grpo_pl.rollout.engine import ProgressFn
 from grpo_pl.rollout.native.engine import NativeEngine
@@ -30,6 +31,7 @@ class NativeChildEngine(ChildEngine):
     native: ClassVar[bool] = True
     worker: ClassVar[str] = "grpo_pl.extras.engines.native_child:NativeWorker"
     supports_top_logprobs: ClassVar[bool] = True  # type: ignore[misc]
+    supports_inputs: ClassVar[bool] = True  # type: ignore[misc]
     merges_adapters: ClassVar[bool] = False
     max_batch_rows: int = 0
     """Most completions decoded at once; 0 takes all of them."""
@@ -51,6 +53,7 @@ class NativeChildEngine(ChildEngine):
         return {
             "config": policy.config.to_dict(),
             "adapters": policy.adapters,
+            "reading": policy.reading,
             "dtype": self.dtype or str(policy.dtype).removeprefix("torch."),
             "device": str(policy.device),
             "max_batch_rows": self.max_batch_rows,
@@ -70,12 +73,17 @@ class NativeWorker:
         max_batch_rows: int,
         decoder: str | None = None,
         adapters: PeftConfig | None = None,
+        reading: InputReading | None = None,
     ) -> None:
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+        kind = AutoModelForCausalLM if reading is None else AutoModelForImageTextToText
         self._settings = {"config": AutoConfig.for_model(**config), "dtype": getattr(torch, dtype)}
         self._device = torch.device(device)
-        self.model = AutoModelForCausalLM.from_config(**self._settings, trust_remote_code=False)
+        self.model = kind.from_config(**self._settings, trust_remote_code=False)
+        self._reading = reading
+        if reading is not None:
+            reading.prepare(self.model)
         if adapters is not None:
             self.model.add_adapter(adapters)
         self.model.to(self._device)
@@ -87,6 +95,8 @@ class NativeWorker:
         if lacking(self.model, whole):  # a model that keeps fused what its checkpoints hold apart
             copies = {name: weight.clone() for name, weight in whole.items()}  # which it keeps
             loaded = from_weights(type(self.model), copies, **self._settings)
+            if self._reading is not None:
+                self._reading.prepare(loaded)
             self.model = loaded.to(self._device)
         else:
             load_whole(self.model, whole)

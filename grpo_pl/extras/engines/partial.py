@@ -19,7 +19,7 @@ from grpo_pl.extras.engines.partial_completions import (
     extended,
     new_groups,
 )
-from grpo_pl.extras.engines.plain_samples import check_plain, plain_problem
+from grpo_pl.extras.engines.plain_samples import check_plain, plain_problem, problem_of
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.sampler import Samples
@@ -192,7 +192,7 @@ class PartialRolloutBuffer(RolloutSource):
                 )
             ended = (row.finish_reason is not None or len(row.tokens) < self.longest for row in rows)
             cut = (row if whole else row.first(self.longest, "length") for row, whole in zip(rows, ended, strict=True))
-            prompt = Problem(**group["prompt"])
+            prompt = problem_of(group["prompt"])
             groups.append(
                 PartialGroup(prompt=prompt, step=group["step"], attempt=group["attempt"], completions=tuple(cut))
             )

@@ -16,7 +16,7 @@ from grpo_pl.rollout.decoding import pad_left
 from grpo_pl.rollout.engine import Watching, counting_on, generate_request
 from grpo_pl.rollout.sampler import CompletionSampler, Samples
 from grpo_pl.rollout.texts import TextStream
-from grpo_pl.types import NO_VERSION, FinishReason, Problem, Rollout, SampleKey, SamplingParams, StopStrings
+from grpo_pl.types import NO_VERSION, FinishReason, Problem, Rollout, RowInputs, SampleKey, SamplingParams, StopStrings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -84,17 +84,20 @@ class PartialSampler:
         """
         if not groups:
             return {}
-        asked = self.sampler.prompt_ids(model, [group.prompt for group in groups], self.sampling.max_completion_length)
+        asked = self.sampler.encoded(model, [group.prompt for group in groups], self.sampling.max_completion_length)
         ends = end_token_ids(model, self.sampler.tokenizer, self.sampling)
         found: dict[RowIndex, PartialCompletion] = {}
         for call in self._calls(groups):
             request = generate_request(
                 model,
                 self.sampler.tokenizer,
-                prompt_ids=[[*asked[g], *groups[g].completions[rows[0]].tokens.tolist()] for g, rows in call.blocks],
+                prompt_ids=[
+                    [*asked[g].ids, *groups[g].completions[rows[0]].tokens.tolist()] for g, rows in call.blocks
+                ],
                 keys=[[self._key(groups[g], row) for row in rows] for g, rows in call.blocks],
                 sampling=replace(self.sampling, max_completion_length=call.limit),
                 prefix="" if call.drawn else self.sampler.template.prefill,
+                inputs=[asked[g].inputs for g, _ in call.blocks],
             )
             tokens = sum(len(part.tokens) for part in found.values())
             finished = sum(part.finish_reason is not None for part in found.values())
@@ -106,8 +109,9 @@ class PartialSampler:
     def rollout(self, rows: Sequence[tuple[Problem, PartialCompletion]], group_size: int, device: Any) -> Rollout:
         """The completions so far as one rollout; rows of a prompt are neighbours."""
         sampler, pad = self.sampler, int(self.sampler.tokenizer.pad_token_id)
-        asked = [sampler.template.encode(prompt.asked, sampler.tokenizer) for prompt, _ in rows[::group_size]]
-        prompt_ids, prompt_mask = pad_left([ids for ids in asked for _ in range(group_size)], pad)
+        asked = [sampler.encode(prompt) for prompt, _ in rows[::group_size]]
+        prompt_ids, prompt_mask = pad_left([prompt.ids for prompt in asked for _ in range(group_size)], pad)
+        inputs = RowInputs([prompt.inputs for prompt in asked for _ in range(group_size)])
 
         def stacked(values: Sequence[Tensor], fill: Any, kind: torch.dtype) -> Tensor:
             return pad_sequence([row.to(kind) for row in values], batch_first=True, padding_value=fill).to(device)
@@ -122,6 +126,7 @@ class PartialSampler:
             sampling_logprobs=stacked([row.logprobs for row in completions], 0.0, torch.float32),
             policy_version=stacked([row.versions for row in completions], NO_VERSION, torch.int64),
             finish_reasons=[row.finish_reason or "length" for row in completions],
+            inputs=inputs if any(inputs.keys) else None,
         )
 
     def whole(self, groups: Sequence[PartialGroup], step: int, device: torch.device) -> Samples:

@@ -13,7 +13,10 @@ from grpo_pl.extras.agents.episode_rows import Episode, Turn
 from grpo_pl.rollout.decoding import LEFT, rollout_tensors
 from grpo_pl.rollout.groups import samples_to
 from grpo_pl.rollout.sampler import Samples
-from grpo_pl.types import Problem, Rollout
+from grpo_pl.types import Problem, PromptInputs, Rollout, RowInputs
+
+_PICTURE = "picture of png, sha256, width and height"
+"""Key of a picture's fields in a column."""
 
 
 def to_plain(samples: Samples) -> dict[str, Any]:
@@ -28,6 +31,7 @@ def to_plain(samples: Samples) -> dict[str, Any]:
         "group_size": rollout.group_size,
         "finish_reasons": list(rollout.finish_reasons),
         "tensors": rollout_tensors(rollout),
+        "inputs": _plain_inputs(rollout),
         "episodes": None
         if episodes is None
         else [
@@ -51,15 +55,48 @@ def from_plain(state: Mapping[str, Any]) -> Samples:
             start = Transition(**each["start"])
             episodes.append(Episode(start=start, turns=tuple(turns), finish_reason=each["finish_reason"]))
     return Samples(
-        prompts=[Problem(**dict(problem)) for problem in state["problems"]],
+        prompts=[problem_of(problem) for problem in state["problems"]],
         prompt_texts=state["prompt_texts"],
         completions=state["completions"],
         step=state["step"],
         rollout=Rollout(
-            group_size=state["group_size"], finish_reasons=state["finish_reasons"], **dict(state["tensors"])
+            group_size=state["group_size"],
+            finish_reasons=state["finish_reasons"],
+            inputs=_inputs(state.get("inputs"), state["group_size"]),
+            **dict(state["tensors"]),
         ),
         episodes=episodes,
     )
+
+
+def _plain_inputs(rollout: Rollout) -> list[dict[str, Any] | None] | None:
+    """What the model reads of each prompt beside its tokens; None where that is nothing."""
+    if rollout.inputs is None:
+        return None
+    prompts = rollout.inputs.of[:: rollout.group_size]
+    return [None if each is None else {"key": each.key, "tensors": dict(each.tensors)} for each in prompts]
+
+
+def _inputs(state: Sequence[Mapping[str, Any] | None] | None, group_size: int) -> RowInputs | None:
+    if state is None:
+        return None
+    prompts = [None if each is None else PromptInputs(**each) for each in state]
+    return RowInputs([each for each in prompts for _ in range(group_size)])
+
+
+def problem_of(fields: Mapping[str, Any]) -> Problem:
+    """The problem that `plain_problem` took."""
+    columns = {name: _with_pictures(value) for name, value in fields["columns"].items()}
+    return Problem(**{**fields, "columns": columns})
+
+
+def _with_pictures(value: Any) -> Any:
+    """A column as the data had it: its images are pictures again."""
+    if isinstance(value, Mapping) and _PICTURE in value:
+        from grpo_pl.extras.images.picture import Picture
+
+        return Picture(**value[_PICTURE])
+    return tuple(map(_with_pictures, value)) if isinstance(value, tuple) else value
 
 
 def trimmed(samples: Samples) -> Samples:
@@ -97,6 +134,8 @@ def _plain(value: Any, where: str) -> Any:
     """The value in built-in types, which a checkpoint may hold."""
     if value is None or type(value) in (str, int, float, bool) or torch.is_tensor(value):
         return value
+    if hasattr(value, "png"):
+        return {_PICTURE: dict(vars(value))}
     if isinstance(value, Mapping):
         return {_plain(key, where): _plain(inner, where) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from grpo_pl.extras.kernels import library
-from grpo_pl.policy.library_internals import unwrap
 from grpo_pl.policy.weights import whole
-from grpo_pl.rollout.native.weights import linear_parts
+from grpo_pl.rollout.native.weights import decoded_part, linear_parts
 
 MOST_ROWS = 32
 """Most rows that a thread of the kernel takes together, as in ``decoding.h``."""
@@ -132,13 +131,17 @@ class PackedPolicy:
 
     Args:
         columns: most tokens of a prompt and its completion.
+        embedding: what the tokens of prompts are read as, where that is more than the model's own table.
     """
 
-    def __init__(self, kernel: DecodeKernel, model: Any, *, columns: int) -> None:
-        model = unwrap(model)
+    def __init__(self, kernel: DecodeKernel, model: Any, *, columns: int, embedding: Tensor | None = None) -> None:
+        model = decoded_part(model)
         config, trunk = model.config, model.model
         attention = trunk.layers[0].self_attn
         self.vocabulary, self.columns = config.vocab_size, 0
+        table = whole(trunk.embed_tokens.weight) if embedding is None else embedding
+        self._readable = len(table)  # tokens that a prompt may have
+        assert self._readable >= self.vocabulary
         self._kernel, self._kept = kernel, list[Any]()  # what the structures point to
         self._rotary = trunk.rotary_emb
         width, size = config.hidden_size, attention.head_dim
@@ -155,7 +158,7 @@ class PackedPolicy:
             epsilon=trunk.norm.variance_epsilon,
             head_epsilon=attention.q_norm.variance_epsilon if head_norms else 0.0,
             scale=attention.scaling,
-            embedding=self._vectors(trunk.embed_tokens.weight, self.vocabulary, width),
+            embedding=self._vectors(table, self._readable, width),
             norm=self._vectors(trunk.norm.weight, width),
             layer=layers,
             head=self._matrix([model.lm_head], width, self.vocabulary),
@@ -179,8 +182,8 @@ class PackedPolicy:
         return columns * int(self.fields.layers * self.fields.key_heads) * (size + values)
 
     def check_tokens(self, tokens: Tensor) -> None:
-        if int(tokens.min()) < 0 or int(tokens.max()) >= self.vocabulary:
-            wrong = next(int(token) for token in tokens if not 0 <= token < self.vocabulary)
+        if int(tokens.min()) < 0 or int(tokens.max()) >= self._readable:
+            wrong = next(int(token) for token in tokens if not 0 <= token < self._readable)
             raise ValueError(f"a prompt has the token {wrong}, and the policy's vocabulary {self.vocabulary} tokens.")
 
     @property

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from grpo_pl.policy.library_internals import unwrap
 from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
+from grpo_pl.rollout.native.weights import decoded_part
 
 log = logging.getLogger(__name__)
 _SPARE = 1 << 28
@@ -31,10 +31,10 @@ class GraphDecoder(LlamaFamilyDecoder):
 
     lookahead = 16  # tokens between two looks at which rows have ended: a look waits for the GPU, which then waits
 
-    def __init__(self, model: Any, *, rows: int) -> None:
-        super().__init__(model, rows=rows)
+    def __init__(self, model: Any, *, rows: int, embedding: Tensor | None = None) -> None:
+        super().__init__(model, rows=rows, embedding=embedding)
         self._captures = True
-        self._silu = unwrap(model).config.hidden_act in ("silu", "swish")
+        self._silu = decoded_part(model).config.hidden_act in ("silu", "swish")
 
     def start(self, prompt_ids: Tensor, prompt_mask: Tensor, owners: Tensor, *, room: int) -> Tensor:
         self._graph: torch.cuda.CUDAGraph | None = None

@@ -9,8 +9,7 @@ import torch
 
 from grpo_pl.functional import accelerated
 from grpo_pl.functional.accelerated import SWITCH, has_triton
-from grpo_pl.policy.library_internals import unwrap
-from grpo_pl.rollout.native.weights import refuse_llama_family
+from grpo_pl.rollout.native.weights import decoded_part, refuse_llama_family
 from grpo_pl.types import SamplingParams
 
 TORCH = "torch"
@@ -34,7 +33,7 @@ def default_decoder(model: Any) -> str:
             raise ValueError(f"{SWITCH} is {asked!r}: here it can be {', '.join([TORCH, *kernels])}.")
         return asked
     fastest = next(iter(kernels), TORCH)  # no slower one: torch uses the instructions of the fastest as well
-    return fastest if unwrap(model).config.hidden_size <= WIDEST.get(fastest, 0) else TORCH
+    return fastest if decoded_part(model).config.hidden_size <= WIDEST.get(fastest, 0) else TORCH
 
 
 def choose_decoder(
@@ -101,7 +100,7 @@ def _refuse_type(model: Any) -> str | None:
     if device != "cpu" or dtypes != {torch.float32}:
         types = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
         return f"computes in float32 on CPUs, and the policy in {types} on {device}"
-    activation = unwrap(model).config.hidden_act
+    activation = decoded_part(model).config.hidden_act
     return None if activation in ("silu", "swish") else f"has no activation {activation}"
 
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from grpo_pl.functional import accelerated
 from grpo_pl.functional.device_memory import OutOfMemory, free_gpu_memory, is_out_of_memory
 from grpo_pl.functional.sampling import PrecomputedNoise
-from grpo_pl.rollout.decoding import DecodeMonitor
+from grpo_pl.rollout.decoding import DecodeMonitor, pad_left
 from grpo_pl.rollout.engine import RolloutEngine, Watching
 from grpo_pl.rollout.native.decoder_choice import TORCH, choose_decoder, decodes_in_graphs
-from grpo_pl.rollout.native.weights import refuse_llama_family
+from grpo_pl.rollout.native.weights import read_prompts, refuse_llama_family
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.types import GenerateRequest, Rollout
 
@@ -103,15 +103,20 @@ class NativeEngine(PlainEngine):
             self._log_once(model, f"transformers' generate: {reason}")
             return super()._draw(model, ids, mask, owners, keys, monitor)
         kernel = self._kernel(model, monitor)
+        prompts, embedding = monitor.request.prompt_ids, None
+        if monitor.request.inputs is not None:
+            with torch.no_grad():
+                prompts, embedding = read_prompts(model, prompts, monitor.request.inputs)
+            ids = pad_left(prompts, monitor.request.pad_token_id)[0].to(ids)
         if kernel is not None:
             with torch.no_grad():
-                return [self._draw_by_kernel(kernel, model, owners, keys, monitor)]
+                return [self._draw_by_kernel(kernel, model, prompts, embedding, owners, keys, monitor)]
         from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
 
         drawn = []
         with torch.no_grad():
             kind = accelerated.GraphDecoder if decodes_in_graphs(model) else LlamaFamilyDecoder
-            decoder = kind(model, rows=self._rows_at_once(len(owners)))
+            decoder = kind(model, rows=self._rows_at_once(len(owners)), embedding=embedding)
             self._fit(decoder, model.device, len(owners), ids.shape[1] + longest)
             with torch.autocast(owners.device.type, enabled=False):
                 for first, mine in self._chunks(owners):
@@ -147,13 +152,20 @@ class NativeEngine(PlainEngine):
         return accelerated.built_kernels()[name]
 
     def _draw_by_kernel(
-        self, kernel: DecodeKernel, model: PreTrainedModel, owners: Tensor, keys: Tensor, monitor: DecodeMonitor
+        self,
+        kernel: DecodeKernel,
+        model: PreTrainedModel,
+        prompts: Sequence[Sequence[int]],
+        embedding: Tensor | None,
+        owners: Tensor,
+        keys: Tensor,
+        monitor: DecodeMonitor,
     ) -> tuple[Tensor, Tensor]:
         """Tokens and log-probabilities (B, T) of all rows."""
-        prompts, longest = monitor.request.prompt_ids, monitor.sampling.max_completion_length
+        columns = max(map(len, prompts)) + monitor.sampling.max_completion_length
         tokens, logprobs, lengths = accelerated.draw_rollout(
             kernel,
-            accelerated.PackedPolicy(kernel, model, columns=max(map(len, prompts)) + longest),
+            accelerated.PackedPolicy(kernel, model, columns=columns, embedding=embedding),
             prompts,
             owners=owners,
             keys=keys,

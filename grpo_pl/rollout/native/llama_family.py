@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from grpo_pl.policy.library_internals import unwrap
 from grpo_pl.policy.quantization import is_quantized, plain
 from grpo_pl.policy.weights import whole
 from grpo_pl.rollout.native.kernels import Adapted, Linear, Matrix, Packed, attend
 from grpo_pl.rollout.native.shared_prompts import SharedPrompts, worth_sharing
-from grpo_pl.rollout.native.weights import base_of, fused_linear, low_rank_parts
+from grpo_pl.rollout.native.weights import base_of, decoded_part, fused_linear, low_rank_parts
 
 _PREFILL_TOKENS = 16_384  # prompt tokens per forward pass: bounds the activations of the prefill
 
@@ -58,15 +57,18 @@ class LlamaFamilyDecoder:
 
     LoRA adapters are merged into weights that are read in float32 or float64, where that rounds nothing of note, and
     elsewhere stay beside them. Weights in 4 bits stay packed.
+
+    Args:
+        embedding: what the tokens of prompts are read as, where that is more than the model's own table.
     """
 
     lookahead = 1  # tokens between two looks at which rows have ended
 
-    def __init__(self, model: Any, *, rows: int) -> None:
-        model = unwrap(model)
+    def __init__(self, model: Any, *, rows: int, embedding: Tensor | None = None) -> None:
+        model = decoded_part(model)
         trunk = model.model
         attention = trunk.layers[0].self_attn
-        self._embedding = whole(trunk.embed_tokens.weight)
+        self._embedding = whole(trunk.embed_tokens.weight) if embedding is None else embedding
         device = self._embedding.device
         autocast = torch.is_autocast_enabled(device.type)
         self._dtype = torch.get_autocast_dtype(device.type) if autocast else self._embedding.dtype

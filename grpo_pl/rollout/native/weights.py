@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from grpo_pl.policy.inputs import reading_of
 from grpo_pl.policy.library_internals import (
     changes_more_than_weights,
     has_hooks,
@@ -17,8 +18,45 @@ from grpo_pl.policy.library_internals import (
 )
 from grpo_pl.policy.quantization import is_quantized
 from grpo_pl.policy.weights import whole
+from grpo_pl.types import PromptInputs
 
 _STATIC_ROTARY = ("default", "linear", "llama3", "yarn")  # the others change with the length that was seen
+
+
+class LanguagePart(nn.Module):
+    """What continues a prompt in a model that reads more than text: its language model and its head."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model, self.lm_head = model.get_decoder(), model.get_output_embeddings()
+        self.config = model.config.get_text_config()
+
+
+def decoded_part(model: Any) -> Any:
+    """The causal language model that decodes: ``model`` without wrappers, or the `LanguagePart` of one that reads more
+    than text."""
+    model = unwrap(model)
+    return model if reading_of(model) is None else LanguagePart(model)
+
+
+def read_prompts(
+    model: Any, prompts: Sequence[Sequence[int]], inputs: Sequence[PromptInputs | None]
+) -> tuple[list[list[int]], Tensor]:
+    """Prompts in which each place of an input has a number of its own, and the table of embeddings (V + n, H) in which
+    the rows of these numbers are what the language model reads there: so a decoder needs to know nothing of inputs."""
+    reading, table = reading_of(model), whole(model.get_input_embeddings().weight)
+    assert reading is not None, "prompts with inputs were read for another model"
+    shown = {each.key: each for each in inputs if each is not None}
+    parts = dict(zip(shown, reading.embeddings(model, list(shown.values())), strict=True))
+    starts, end = dict[str, int](), len(table)
+    for key, part in parts.items():
+        starts[key], end = end, end + len(part)
+    numbered = list[list[int]]()
+    for ids, each in zip(prompts, inputs, strict=True):
+        numbers = iter(()) if each is None else iter(range(starts[each.key], starts[each.key] + len(parts[each.key])))
+        numbered.append([next(numbers) if token == reading.token_id else token for token in ids])
+        assert next(numbers, None) is None, "a prompt has fewer places than its inputs take"
+    return numbered, torch.cat([table, *(part.to(table.dtype) for part in parts.values())])
 
 
 def base_of(module: Any) -> Any:
@@ -73,14 +111,26 @@ def refuse_llama_family(model: Any, *, length: int) -> str | None:
     Args:
         length: tokens of the longest prompt and its completion.
     """
-    from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
+    from transformers import (
+        LlamaForCausalLM,
+        LlamaModel,
+        MistralForCausalLM,
+        MistralModel,
+        Qwen2ForCausalLM,
+        Qwen2Model,
+        Qwen3ForCausalLM,
+        Qwen3Model,
+    )
 
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         return "prompt-learning adapters change the input"
-    model = unwrap(model)
-    families = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
-    if not any(_computes_like(model, family) for family in families):
-        return f"its architecture {type(model).__name__} has no own forward pass here"
+    model = decoded_part(model)
+    families: list[type[nn.Module]] = [LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM]
+    computing = model
+    if isinstance(model, LanguagePart):
+        families, computing = [LlamaModel, MistralModel, Qwen2Model, Qwen3Model], model.model
+    if not any(_computes_like(computing, family) for family in families):
+        return f"its architecture {type(computing).__name__} has no own forward pass here"
     config, rope = model.config, model.config.rope_parameters
     if rope.get("rope_type", "default") not in _STATIC_ROTARY:
         return f"its rotary embedding of type {rope['rope_type']!r} depends on the length seen"

@@ -58,7 +58,7 @@ def test_seconds_in_float32_over_seconds_in_bfloat16_at_the_full_length(monkeypa
     before = {name: weight.clone() for name, weight in module.require_policy().named_parameters()}
     clock: Iterator[float] = chain.from_iterable(repeat((0.0, 1.0, 3.0, 0.0, 0.5, 1.0)))
     monkeypatch.setattr(probe, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    prompt = len(module.sampler.prompt_ids(module.require_policy(), PROBLEMS, 16)[0])
+    prompt = len(module.sampler.encode(PROBLEMS[0]).ids)
     longer = (prompt + 32) / (prompt + 16)  # of the sequences; of the completions it is 32 / 16
     assert _gain(module) == pytest.approx((1.0 * 2 + 2.0 * longer) / (0.5 * 2 + 0.5 * longer))
     for name, weight in module.require_policy().named_parameters():

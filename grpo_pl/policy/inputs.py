@@ -1,0 +1,132 @@
+"""What a model reads beside the tokens of its prompts, such as pixels: who turns it into arguments of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.types import Conversation, PromptInputs
+
+if TYPE_CHECKING:  # texts are scored without torch
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class EncodedPrompt(NamedTuple):
+    """A prompt as the model reads it."""
+
+    ids: list[int]
+    inputs: PromptInputs | None = None
+
+
+class PromptReader(Protocol):
+    """Reads problems that hold more than text. The tokenizer of a policy that does so has one."""
+
+    def asked(self, asked: str | Conversation, columns: Mapping[str, Any]) -> str | Conversation:
+        """The question as a conversation whose messages hold parts, where ``columns`` have something for it."""
+
+    def encode(self, text: str, columns: Mapping[str, Any], *, add_special_tokens: bool) -> EncodedPrompt:
+        """The rendered text of a prompt as the model reads it; placeholders stand for as many tokens as they take."""
+
+    def save_pretrained(self, folder: Any) -> None:
+        """Writes what turns inputs into tensors, beside the tokenizer."""
+
+
+class InputReading(Protocol):
+    """Turns the inputs of prompts into arguments of one model, which has it as an attribute."""
+
+    @property
+    def probe(self) -> EncodedPrompt:
+        """A short prompt with inputs, on which ways to compute are tried."""
+
+    @property
+    def token_id(self) -> int:
+        """The token that stands in a prompt at each place where the model reads an input."""
+
+    def prepare(self, model: Any) -> None:
+        """Gives the model this reading, and changes of it what its weights do not tell."""
+
+    def arguments(self, model: Any, ids: Tensor, inputs: Sequence[PromptInputs]) -> dict[str, Any]:
+        """What the model gets in place of token ids (rows, width) whose prompts have these inputs, in their order."""
+
+    def embeddings(self, model: Any, inputs: Sequence[PromptInputs]) -> list[Tensor]:
+        """(n, H) of each: what the language model reads at the n places of its prompt. Equal inputs are read once."""
+
+
+_READER, _READING = "grpo_pl_reader", "_grpo_pl_reading"
+
+
+def use_reader(tokenizer: PreTrainedTokenizerBase, reader: PromptReader) -> None:
+    """Gives a tokenizer the reader of its policy's prompts."""
+    setattr(tokenizer, _READER, reader)
+
+
+def reader_of(tokenizer: Any) -> PromptReader | None:
+    """The reader of a policy's prompts; None where they are text."""
+    return getattr(tokenizer, _READER, None)
+
+
+def use_reading(model: PreTrainedModel, reading: InputReading) -> None:
+    """Gives a model what reads the inputs of its prompts."""
+    setattr(model, _READING, reading)
+
+
+def reading_of(model: Any) -> InputReading | None:
+    """What reads the inputs of a model's prompts; None of a model that reads text alone."""
+    return getattr(model, _READING, None)
+
+
+def asked_of(
+    asked: str | Conversation, columns: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
+) -> str | Conversation:
+    """What a template renders for a problem: its question, with a placeholder wherever the policy reads more.
+
+    Raises:
+        ValueError: the problem has an image, and the policy reads text.
+    """
+    reader = reader_of(tokenizer)
+    if reader is not None:
+        return reader.asked(asked, columns)
+    messages = () if isinstance(asked, str) else asked
+    parts = (part for message in messages if isinstance(message["content"], list) for part in message["content"])
+    pictures = columns.get("images")
+    has_pictures = isinstance(pictures, tuple) and any(hasattr(each, "png") for each in pictures)
+    if has_pictures or any(part["type"] != "text" for part in parts):
+        raise ValueError("the problem has an image, and the policy reads text: set model.policy.images true.")
+    return asked
+
+
+def encode_prompt(
+    asked: str | Conversation,
+    columns: Mapping[str, Any],
+    template: PromptTemplate,
+    tokenizer: PreTrainedTokenizerBase,
+) -> EncodedPrompt:
+    """The tokens of a problem's prompt, and what the model reads beside them.
+
+    Raises:
+        ValueError: as `asked_of`, or what the problem holds cannot be read.
+    """
+    asked = asked_of(asked, columns, tokenizer)
+    if (reader := reader_of(tokenizer)) is None:
+        return EncodedPrompt(template.encode(asked, tokenizer))
+    text = template.render(asked, tokenizer)
+    return reader.encode(text, columns, add_special_tokens=not template.through_chat(tokenizer))
+
+
+def model_arguments(model: Any, ids: Tensor, inputs: Sequence[PromptInputs | None] | None) -> dict[str, Any]:
+    """What ``model`` gets for token ids (rows, width): these, or what its reading makes of them and of ``inputs``, one
+    entry for each prompt in the order in which prompts stand in the ids.
+
+    Raises:
+        ValueError: there are inputs, and the model reads none.
+    """
+    given = [each for each in inputs or () if each is not None]
+    if (reading := reading_of(model)) is not None:
+        return reading.arguments(model, ids, given)
+    if given:
+        raise ValueError(
+            f"{type(model).__name__} reads text, and the prompts have images: set `images: true` for this model, too."
+        )
+    return {"input_ids": ids}

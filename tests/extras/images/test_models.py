@@ -1,0 +1,167 @@
+"""Loading image-text models, their tokenizers and processors."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from grpo_pl.policy.inputs import encode_prompt, reading_of
+from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.lora import Lora
+from grpo_pl.policy.template import PromptTemplate
+from tests.images import FAMILIES, LLAVA, SMOLVLM, image_policy, picture
+
+TEMPLATE = PromptTemplate()
+MARKED = {"smolvlm": 7, "idefics3": 7, "llava": 4}
+"""Tokens that an image of the tiny models takes, its markup among them."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_question_has_its_images_before_its_text_and_each_takes_as_many_tokens_as_the_model_gives_it(
+    family: str,
+) -> None:
+    policy = image_policy(family)
+    tokenizer = load_tokenizer(policy)
+    model: Any = load_model(policy, tokenizer)
+    shown = encode_prompt("How many?", {"images": (picture(0), picture(1, 40, 20))}, TEMPLATE, tokenizer)
+    text = TEMPLATE.encode("How many?", tokenizer)
+    assert shown.ids[-len(text) :] == text
+    assert len(shown.ids) == 2 * MARKED[family] + len(text)
+    assert shown.ids.count(model.config.image_token_id) == 8
+    assert shown.inputs is not None
+    (read,) = reading_of(model).embeddings(model, [shown.inputs])  # type: ignore[union-attr]
+    assert read.shape == (8, 32)
+
+
+def test_images_stand_where_the_messages_of_a_conversation_have_them() -> None:
+    tokenizer = load_tokenizer(image_policy())
+    content = [{"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"}]
+    shown = encode_prompt(({"role": "user", "content": content},), {"images": (picture(0),)}, TEMPLATE, tokenizer)
+    image = tokenizer.convert_tokens_to_ids("<image>")
+    assert [tokenizer.decode([shown.ids[0]]), tokenizer.decode([shown.ids[-1]])] == ["a", "b"]
+    assert shown.ids[3:7] == [image] * 4 and len(shown.ids) == 2 + MARKED["smolvlm"]
+
+
+def test_without_images_a_prompt_is_that_of_the_text_policy() -> None:
+    tokenizer = load_tokenizer(image_policy())
+    assert encode_prompt("1+1=", {}, TEMPLATE, tokenizer) == (TEMPLATE.encode("1+1=", tokenizer), None)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_export_is_read_back_by_us_and_by_transformers(family: str, tmp_path: Path) -> None:
+    policy = image_policy(family)
+    tokenizer = load_tokenizer(policy)
+    model = load_model(policy, tokenizer)
+    model.save_pretrained(tmp_path)
+    tokenizer.grpo_pl_reader.save_pretrained(tmp_path)
+    again = PolicyConfig(path=str(tmp_path), images=True)
+    read = load_tokenizer(again)
+    columns = {"images": (picture(3, 30, 50),)}
+    first, second = (encode_prompt("Which?", columns, TEMPLATE, each) for each in (tokenizer, read))
+    assert first.ids == second.ids
+    assert first.inputs is not None and second.inputs is not None
+    assert first.inputs.key == second.inputs.key
+    for name, tensor in first.inputs.tensors.items():
+        assert torch.equal(tensor, second.inputs.tensors[name])
+    for name, weight in load_model(again, read).state_dict().items():
+        assert torch.equal(weight, model.state_dict()[name]), name
+    theirs = AutoProcessor.from_pretrained(tmp_path)(images=[picture(3, 30, 50).pil()], text=["<image>Which?"])
+    assert theirs["input_ids"][0] == first.ids
+    AutoModelForImageTextToText.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_placeholder_can_be_written(family: str) -> None:
+    policy = image_policy(family)
+    tokenizer = load_tokenizer(policy)
+    model: Any = load_model(policy, tokenizer)
+    written = model(torch.tensor([TEMPLATE.encode("1+1=", tokenizer)])).logits.softmax(dim=-1)
+    names = {"<image>"} if family == "llava" else {"<image>", "<global-img>", "<fake_token_around_image>"}
+    never = {tokenizer.decode([i]) for i in range(len(tokenizer)) if not written[..., i].any()}
+    assert never == names
+    assert not any("bias" in name for name in model.state_dict() if name.startswith("lm_head"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("train_vision", [False, True])
+def test_the_vision_tower_is_trained_on_demand_alone(family: str, train_vision: bool) -> None:
+    policy = image_policy(family, train_vision=train_vision)
+    model: Any = load_model(policy, load_tokenizer(policy))
+    trained = [weight.requires_grad for weight in model.get_encoder(modality="image").parameters()]
+    assert any(trained) == train_vision
+    assert all(weight.requires_grad for weight in model.get_decoder().parameters())
+
+
+def test_adapters_are_in_the_language_model_alone() -> None:
+    policy = image_policy(lora=Lora(rank=2))
+    model = load_model(policy, load_tokenizer(policy))
+    trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    assert trained and all("text_model" in name and "lora_" in name for name in trained)
+
+
+def test_a_model_of_an_unknown_type_is_refused() -> None:
+    with pytest.raises(ValueError, match="qwen2 is not supported"):
+        load_tokenizer(PolicyConfig(from_scratch={"model_type": "qwen2"}, images=True))
+
+
+@pytest.mark.parametrize("fields", [{"images": False}, {"lora": Lora(rank=2)}])
+def test_a_vision_tower_that_cannot_be_trained_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="train_vision"):
+        replace(image_policy(), train_vision=True, **fields)
+
+
+def test_a_text_policy_refuses_a_problem_with_an_image() -> None:
+    tokenizer = load_tokenizer(PolicyConfig(from_scratch={"model_type": "qwen2"}))
+    content = [{"type": "image"}, {"type": "text", "text": "b"}]
+    for asked in ("How many?", ({"role": "user", "content": content},)):
+        with pytest.raises(ValueError, match="images true"):
+            encode_prompt(asked, {"images": (picture(0),)}, TEMPLATE, tokenizer)
+
+
+def test_a_column_of_that_name_without_images_stays_a_column() -> None:
+    tokenizer = load_tokenizer(PolicyConfig(from_scratch={"model_type": "qwen2"}))
+    for value in (("a", "b"), "a.png", 3, None):
+        assert encode_prompt("1+1=", {"images": value}, TEMPLATE, tokenizer).inputs is None
+
+
+def test_the_placeholder_in_a_text_is_no_image() -> None:
+    tokenizer = load_tokenizer(image_policy())
+    for columns in ({}, {"images": (picture(0),)}):
+        with pytest.raises(ValueError, match="places for images"):
+            encode_prompt("What is <image>?", columns, TEMPLATE, tokenizer)
+
+
+def test_an_image_of_too_many_tokens_is_refused_with_its_size() -> None:
+    tokenizer = load_tokenizer(image_policy(max_image_tokens=3))
+    with pytest.raises(ValueError, match=r"image of 16x24 takes 4 tokens, and policy.max_image_tokens is 3"):
+        encode_prompt("?", {"images": (picture(0, 16, 24),)}, TEMPLATE, tokenizer)
+
+
+def test_several_small_images_may_take_more_than_one_may() -> None:
+    tokenizer = load_tokenizer(image_policy(max_image_tokens=4))
+    shown = encode_prompt("?", {"images": tuple(map(picture, range(3)))}, TEMPLATE, tokenizer)
+    assert len(shown.ids) == 3 * MARKED["smolvlm"] + 1
+
+
+def test_a_text_policy_loads_nothing_of_images() -> None:
+    code = (
+        "import sys; from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer\n"
+        "from grpo_pl.rollout.sampler import CompletionSampler\n"
+        "p = PolicyConfig(from_scratch={'model_type': 'qwen2', 'hidden_size': 8, 'intermediate_size': 8,"
+        " 'num_hidden_layers': 1, 'num_attention_heads': 2, 'num_key_value_heads': 2})\n"
+        "load_model(p, load_tokenizer(p)); print([m for m in sys.modules if m.startswith(('grpo_pl.extras.images',"
+        " 'torchvision'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "[]"
+
+
+def test_such_a_model_goes_on_as_text_without_the_field() -> None:
+    for tree in (SMOLVLM, LLAVA):
+        policy = PolicyConfig(from_scratch=tree)
+        assert len(load_tokenizer(policy)) == 3 + 96 + 4  # no placeholder

@@ -1,0 +1,58 @@
+"""Tiny random image-text models and pictures for tests, made from configurations."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from grpo_pl.extras.images.picture import Picture
+from grpo_pl.policy.loading import PolicyConfig
+
+_TEXT = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 160,
+    "initializer_range": 0.3,
+}
+_VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 4,
+}
+SMOLVLM: dict[str, Any] = {
+    "model_type": "smolvlm",
+    "scale_factor": 2,
+    "tie_word_embeddings": True,
+    "text_config": {**_TEXT, "tie_word_embeddings": True},
+    "vision_config": {**_VISION, "initializer_range": 0.3},
+}
+"""Four tokens an image, and two of markup before and one behind them."""
+LLAVA: dict[str, Any] = {
+    "model_type": "llava",
+    "text_config": _TEXT,
+    "vision_config": {
+        **{**_VISION, "patch_size": 8},
+        "model_type": "clip_vision_model",
+        "projection_dim": 16,
+        "initializer_range": 0.3,
+    },
+}
+"""Four tokens an image."""
+FAMILIES = {"smolvlm": SMOLVLM, "idefics3": {**SMOLVLM, "model_type": "idefics3"}, "llava": LLAVA}
+
+
+def image_policy(family: str = "smolvlm", **fields: Any) -> PolicyConfig:
+    """A policy of some thousand random weights."""
+    return PolicyConfig(from_scratch=FAMILIES[family], images=True, **fields)
+
+
+def picture(number: int, width: int = 16, height: int = 16) -> Picture:
+    """Noise, another for each number."""
+    return Picture.of(random.Random(number).randbytes(3 * width * height), width, height)
