@@ -56,3 +56,22 @@ def image_policy(family: str = "smolvlm", **fields: Any) -> PolicyConfig:
 def picture(number: int, width: int = 16, height: int = 16) -> Picture:
     """Noise, another for each number."""
     return Picture.of(random.Random(number).randbytes(3 * width * height), width, height)
+
+
+def training(**policy: Any) -> dict[str, Any]:
+    """Changes of the tiny configuration (``CommandLine.config``) for a policy that learns drawn shapes, and sums
+    without images."""
+    shapes = {"class_path": "grpo_pl.data.tasks.shapes.ShapePrompts", "init_args": {"questions": ["count"]}}
+    sums = {
+        "class_path": "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts",
+        "init_args": {"digits": 1, "scratchpad_share": 0.0},
+    }
+    parts = {"parts": {"shapes": shapes, "sums": sums}}
+    return {
+        "model__policy": {"from_scratch": SMOLVLM, "images": True, **({} if "lora" in policy else SEEING), **policy},
+        "data__source": {"class_path": "grpo_pl.data.mixture.MixturePrompts", "init_args": parts},
+        "model__max_tokens_per_microbatch": 150,
+    }
+
+
+SEEING = {"train_vision": True}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +22,14 @@ from grpo_pl.files.cache import cache_root
 from grpo_pl.files.runs import RunFolder, config_changes, read_settings
 from grpo_pl.policy.dialogue import Dialogue, reading_prompts
 from grpo_pl.policy.inputs import asked_of, encode_prompt
-from grpo_pl.policy.loading import check_weights, context_length, load_model, load_tokenizer, model_config
+from grpo_pl.policy.loading import (
+    PolicyConfig,
+    check_weights,
+    context_length,
+    load_model,
+    load_tokenizer,
+    model_config,
+)
 from grpo_pl.policy.template import Fits
 from grpo_pl.rewards.base import Reward, correctness_index, require_correctness
 from grpo_pl.training.checks import check_extras, check_length, check_precision
@@ -35,7 +43,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SPLITS: tuple[Literal["train", "val"], ...] = ("train", "val")
-MAY_CHANGE = ("dtype", "attn_implementation", "path", "init_seed", "from_scratch.initializer_range")
+MAY_CHANGE = ("dtype", "attn_implementation", "path", "init_seed", "from_scratch.initializer_range", "max_image_tokens")
 """Fields of ``model.policy`` that may change: weights of the same shapes mean the same under each value of these."""
 
 
@@ -230,7 +238,9 @@ def check_resume(
     earlier = read_settings(own.read_text(encoding="utf-8")) if own.is_file() else None
     if earlier:  # an interrupted write leaves an empty file
         trees = [earlier, config]
-        before, now = ({"model": {"policy": (tree.get("model") or {}).get("policy") or {}}} for tree in trees)
+        default = {each.name: each.default for each in fields(PolicyConfig) if each.default is not MISSING}
+        policies = (default | ((tree.get("model") or {}).get("policy") or {}) for tree in trees)  # new fields as well
+        before, now = ({"model": {"policy": policy}} for policy in policies)
         changes = config_changes(before, now)
     free = tuple(f"model.policy.{name}: " for name in MAY_CHANGE)
     differences = [c for c in changes if not c.startswith(free)] or _different_shapes(shapes, module)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 CARD = "README.md"
 """File in the folder with the model card, which the hub shows."""
 
+MOST_TOKENS = "max_image_tokens"
+"""Key of the manifest of a policy that reads images, and field of `PolicyConfig`."""
 SAMPLING = ("max_completion_length", "thinking_budget", "stop", "stop_token_ids")
 """Fields of `SamplingParams` that the manifest keeps; the temperature is in ``transformers``' generation config."""
 
@@ -105,6 +107,8 @@ def export_policy(
             pad_token_id=tokenizer.pad_token_id,
         ).save_pretrained(staging)
         manifest = replace(trained, run=run).manifest()
+        if (reader := reader_of(tokenizer)) is not None:
+            manifest[MOST_TOKENS] = reader.most_tokens
         (staging / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
         if card:  # in the place of the one that peft writes
             (staging / CARD).write_text(card, encoding="utf-8")

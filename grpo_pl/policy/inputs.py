@@ -23,11 +23,18 @@ class EncodedPrompt(NamedTuple):
 class PromptReader(Protocol):
     """Reads problems that hold more than text. The tokenizer of a policy that does so has one."""
 
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens of one image."""
+
     def asked(self, asked: str | Conversation, columns: Mapping[str, Any]) -> str | Conversation:
         """The question as a conversation whose messages hold parts, where ``columns`` have something for it."""
 
-    def encode(self, text: str, columns: Mapping[str, Any], *, add_special_tokens: bool) -> EncodedPrompt:
-        """The rendered text of a prompt as the model reads it; placeholders stand for as many tokens as they take."""
+    def encode(
+        self, texts: Sequence[str], columns: Sequence[Mapping[str, Any]], *, add_special_tokens: bool
+    ) -> list[EncodedPrompt]:
+        """The rendered texts of prompts as the model reads them; a placeholder becomes as many tokens as it stands
+        for."""
 
     def save_pretrained(self, folder: Any) -> None:
         """Writes what turns inputs into tensors, beside the tokenizer."""
@@ -108,11 +115,21 @@ def encode_prompt(
     Raises:
         ValueError: as `asked_of`, or what the problem holds cannot be read.
     """
-    asked = asked_of(asked, columns, tokenizer)
+    return encode_prompts([(asked, columns)], template, tokenizer)[0]
+
+
+def encode_prompts(
+    problems: Sequence[tuple[str | Conversation, Mapping[str, Any]]],
+    template: PromptTemplate,
+    tokenizer: PreTrainedTokenizerBase,
+) -> list[EncodedPrompt]:
+    """`encode_prompt` of several problems, each its question and columns."""
+    asked = [asked_of(question, columns, tokenizer) for question, columns in problems]
     if (reader := reader_of(tokenizer)) is None:
-        return EncodedPrompt(template.encode(asked, tokenizer))
-    text = template.render(asked, tokenizer)
-    return reader.encode(text, columns, add_special_tokens=not template.through_chat(tokenizer))
+        return [EncodedPrompt(template.encode(each, tokenizer)) for each in asked]
+    texts = [template.render(each, tokenizer) for each in asked]
+    columns = [columns for _, columns in problems]
+    return reader.encode(texts, columns, add_special_tokens=not template.through_chat(tokenizer))
 
 
 def model_arguments(model: Any, ids: Tensor, inputs: Sequence[PromptInputs | None] | None) -> dict[str, Any]:

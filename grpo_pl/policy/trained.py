@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from grpo_pl.files.rows import read_object
-from grpo_pl.policy.export import SAMPLING, TrainedWith
+from grpo_pl.policy.export import MOST_TOKENS, SAMPLING, TrainedWith
 from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer, model_config
 from grpo_pl.policy.lora import ADAPTERS, base_of
 from grpo_pl.policy.pretrained import MANIFEST, check_folder, is_there
@@ -176,7 +176,7 @@ def _from_export(folder: Path) -> ServedModel:
     return ServedModel(
         name=where.parent.name if where.name == "export" else where.name,
         source=folder,
-        policy=PolicyConfig(path=str(folder), dtype="auto"),
+        policy=PolicyConfig(path=str(folder), dtype="auto", **_images(manifest, file)),
         checkpoint=None,
         template=_build(PromptTemplate, _field(manifest, "template", dict, file), "template", file),
         **_settings(manifest, file),
@@ -186,6 +186,16 @@ def _from_export(folder: Path) -> ServedModel:
         examples=_examples(where.parent),
         sampling=_build(SamplingParams, {"temperature": temperature or 1.0, **sampling}, "sampling", file),
     )
+
+
+def _images(manifest: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """Fields of a policy that reads images; nothing for one of text."""
+    most = manifest.get(MOST_TOKENS)
+    if most is None:
+        return {}
+    if type(most) is not int or most < 1:
+        raise ValueError(f"{file}: {MOST_TOKENS} must be a number above 0, got {most!r:.60}.")
+    return {"images": True, MOST_TOKENS: most}
 
 
 def _from_checkpoint(file: Path) -> ServedModel:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 
 from grpo_pl.policy.dialogue import Dialogue
-from grpo_pl.policy.inputs import EncodedPrompt, asked_of, encode_prompt, reader_of
+from grpo_pl.policy.inputs import EncodedPrompt, asked_of, encode_prompt, encode_prompts, reader_of
 from grpo_pl.policy.loading import context_length
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rollout.engine import RolloutEngine, Watching, generate_request
@@ -176,7 +176,10 @@ class CompletionSampler:
             ValueError: one of them and a completion of ``longest`` tokens do not fit the model's context, or one holds
                 what the policy cannot read, or the engine cannot hand on.
         """
-        encoded = list(map(self.encode, prompts))
+        try:
+            encoded = encode_prompts([(each.asked, each.columns) for each in prompts], self.template, self.tokenizer)
+        except ValueError:  # of one among them, which is named
+            encoded = list(map(self.encode, prompts))
         context = context_length(model.config)
         number, (ids, _) = max(enumerate(encoded), key=lambda prompt: len(prompt[1].ids))
         if not self.engine.supports_inputs and any(prompt.inputs is not None for prompt in encoded):

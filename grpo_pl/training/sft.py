@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from grpo_pl.data.demonstrations import Demonstration
 from grpo_pl.policy.dialogue import Dialogue
-from grpo_pl.policy.inputs import asked_of, encode_prompt, reader_of
+from grpo_pl.policy.inputs import asked_of, encode_prompts, reader_of
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.policy.tokenizer import end_of_text
 from grpo_pl.rollout.decoding import pad_left
@@ -43,7 +43,8 @@ def tokenized(shown: Sequence[Demonstration], dialogue: Dialogue) -> list[Exampl
         asked = [asked_of(each.question, each.columns, dialogue.tokenizer) for each in shown]
         prompts = dialogue.prompts_ids(asked)
     else:
-        read = [encode_prompt(each.question, each.columns, dialogue.template, dialogue.tokenizer) for each in shown]
+        problems = [(each.question, each.columns) for each in shown]
+        read = encode_prompts(problems, dialogue.template, dialogue.tokenizer)
         prompts, inputs = [prompt.ids for prompt in read], [prompt.inputs for prompt in read]
     for number, each in enumerate(shown):
         if each.tools:  # an agent's

@@ -77,7 +77,7 @@ RUN_BY = {
     "test_help_on_a_part_shows_its_options_alone",
     # other recipes
     r"grpo-pl fit --config configs/(black_box|calculator|frozen_lake|guess_number|distill|preferences)\.yaml": BUILT,
-    r"grpo-pl fit --config configs/(countdown_search|self_distill|smollm2_agent|smollm2_think)\.yaml.*": BUILT,
+    r"grpo-pl fit --config configs/(countdown_search|self_distill|shapes|smollm2_agent|smollm2_think)\.yaml.*": BUILT,
     r"grpo-pl fit --config configs/reward_model\.yaml": "tests/extras/preferences/test_reward_model.py::"
     "test_the_export_scores_held_out_pairs_as_the_run_did",
     r"grpo-pl sft --config configs/sft\.yaml": "tests/training/test_sft_module.py::"

@@ -113,11 +113,11 @@ def prepare_model(model: PreTrainedModel, tokenizer: Any, *, train_vision: bool)
     tower: torch.nn.Module = model.get_encoder(modality="image")
     tower.requires_grad_(train_vision)
     grey = Picture.of(bytes([128]) * 3 * 16 * 16, 16, 16)
-    probe = reader.encode(PLACEHOLDER + "\n", {"images": (grey,)}, add_special_tokens=False)
+    (probe,) = reader.encode([PLACEHOLDER + "\n"], [{"images": (grey,)}], add_special_tokens=False)
     never = _placeholder_ids(tokenizer, model.config.model_type)
     reading = ImageReading(probe=probe, token_id=token_id, never_written=never)
     reading.prepare(model)
-    if train_vision:
+    if train_vision and not model.get_input_embeddings().weight.is_meta:  # where parameters are counted alone
         _freeze_unused(model, tower, reading)
 
 

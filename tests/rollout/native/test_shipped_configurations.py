@@ -8,6 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from grpo_pl.extras.plan.workload import resolved_settings
+from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.lora import Lora, add_adapters
 from grpo_pl.rollout.native.weights import refuse_llama_family
 from tests.conftest import TINY_POLICY
@@ -32,6 +33,10 @@ def _policy(settings: Any) -> PreTrainedModel:
     if settings.path is not None and not (CONFIGS.parent / settings.path).exists():
         family = next((kind for name, kind in FAMILIES.items() if str(settings.path).startswith(name)), None)
         sizes = {**TINY_POLICY, "model_type": family, "max_position_embeddings": 4096}
+    if settings.images:
+        lora = settings.lora and Lora(rank=settings.lora.rank, alpha=settings.lora.alpha)
+        policy = PolicyConfig(from_scratch=sizes, images=True, lora=lora, dtype=settings.dtype)
+        return load_model(policy, load_tokenizer(policy))
     config = AutoConfig.for_model(**sizes, vocab_size=128)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.dtype))
     if settings.lora is not None:
