@@ -69,11 +69,11 @@ def evaluate_locally(
                     yield i, result_of(problems[i], items, group, score_items(rewards, items, slice(None)))
 
 
-def evaluate_episodes(
+def evaluate_whole(
     model: ServedModel, problems: Sequence[EvalProblem], sampling: Sampling, *, seed: int, device: str, max_rows: int
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Plays each problem in the environment of the policy's training; yields (index, result), a result as
-    `evaluate_locally` gives it. The completion of a sample is the text that the rewards read,
+    """Plays each problem in the environment of the policy's training, or answers it with its images; yields (index,
+    result), a result as `evaluate_locally` gives it. The completion of a sample is the text that the rewards read,
     ``episode`` has its turns.
 
     Raises:
@@ -98,7 +98,6 @@ def evaluate_episodes(
                 answer = each.gold or ""
                 asked.append(Problem(id=key, question=each.question, answer=answer, columns=columns, messages=messages))
             drawn = answerer.sample(asked, samples=n, seed=seed)
-            assert drawn.episodes is not None
             golds = [each.gold for each in part for _ in range(n)]
             needed = drawn.columns(needs_of(answerer.rewards))
             job = ScoreItems(list(drawn.completions), golds, needed, drawn.rollout.group_size)
@@ -110,9 +109,9 @@ def evaluate_episodes(
                     "tokens": lengths[row],
                     "finish_reason": reasons[row],
                     **score,
-                    "episode": episode_row(episode),
+                    **({} if drawn.episodes is None else {"episode": episode_row(drawn.episodes[row])}),
                 }
-                for row, (score, episode) in enumerate(zip(scored, drawn.episodes, strict=True))
+                for row, score in enumerate(scored)
             ]
             for place, problem in enumerate(part):
                 facts = {"problem": problem.problem, "answer": problem.answer, "id": problem.id}

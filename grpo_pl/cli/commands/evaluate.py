@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from grpo_pl.cli.commands import check_at_least
+from grpo_pl.data.image_limits import IMAGE_COLUMNS, ImageLimits
 from grpo_pl.files.rows import check_output, row_writer
 from grpo_pl.files.tables import table_rows
 from grpo_pl.training.progress import progress_bar
@@ -46,7 +47,8 @@ def evaluate(
 ) -> int:
     """Answers every problem of a file n times and says how many answers are right.
 
-    A policy that was trained in an environment plays each problem there, where it is evaluated in this process.
+    A policy that was trained in an environment plays each problem there, where it is evaluated in this process; one
+    that reads images finds them in the columns image or images.
 
     Shows pass@1, unbiased pass@k and maj@k with 95 % intervals over problems, and writes one line per problem. Both
     ways draw the same completions for the same seed.
@@ -89,19 +91,20 @@ def evaluate(
         key = api_key if api_key is not None else os.environ.get(API_KEY)
         answers = evaluate_remotely(server, items, {**asked, "seed": seed}, api_key=key)
     else:
-        from grpo_pl.cli.local_evaluation import evaluate_episodes, evaluate_locally
+        from grpo_pl.cli.local_evaluation import evaluate_locally, evaluate_whole
         from grpo_pl.config.objects import closed_rewards
         from grpo_pl.policy.loading import choose_device
         from grpo_pl.policy.text_check import check_texts
         from grpo_pl.policy.trained import find_model
 
         trained = find_model(Path(str(model)), trust_rewards=trust_rewards)
-        problems = read_problems(Path(data), limit, asks=trained.environment is None)
+        images = trained.policy.images
+        problems = read_problems(Path(data), limit, asks=trained.environment is None, images=images)
         read = (trained.policy, trained.template, trained.tokenizer, problems[0].asked)
         closed = closed_rewards(trained.rewards, trust_rewards=trained.trust_rewards)
         for line in check_texts(*read, closed, trained.sampling):
             print(line, file=sys.stderr)
-        answer = evaluate_locally if trained.environment is None else evaluate_episodes
+        answer = evaluate_locally if trained.environment is None and not images else evaluate_whole
         place = choose_device(device)
         answers = answer(trained, problems, sampling, seed=seed, device=place, max_rows=max_batch_size)
     with row_writer(Path(output)) as write:  # which refuses before the first question is asked
@@ -111,11 +114,14 @@ def evaluate(
     return 0
 
 
-def read_problems(file: Path, limit: int | None = None, *, asks: bool = True) -> list[EvalProblem]:
+def read_problems(
+    file: Path, limit: int | None = None, *, asks: bool = True, images: bool = False
+) -> list[EvalProblem]:
     """The problems of a file of rows.
 
     Args:
         asks: each row needs a problem and an answer; without one they are empty where they are missing.
+        images: read those of the columns ``image`` and ``images``, whose paths are relative to the file.
     """
     from grpo_pl.evaluation.problems import EvalProblem
 
@@ -124,6 +130,7 @@ def read_problems(file: Path, limit: int | None = None, *, asks: bool = True) ->
     for number, row in enumerate(islice(rows, limit), start=1):
         name = next((name for name in _QUESTION_NAMES if name in row), "problem")
         row = row if asks else {name: "", "answer": "", **row}
+        row = _with_images(row, name, file, number) if images else row
         fields = {"problem" if key == name else key: value for key, value in row.items()}
         for key in ("problem", "answer"):
             if isinstance(fields.get(key), int | float):
@@ -137,6 +144,20 @@ def read_problems(file: Path, limit: int | None = None, *, asks: bool = True) ->
     if not problems:
         raise ValueError(f"{file} holds no problems.")
     return problems
+
+
+def _with_images(row: Mapping[str, Any], question: str, file: Path, number: int) -> dict[str, Any]:
+    """The row with its images in the column ``images``."""
+    from grpo_pl.extras.images.row_images import read_images
+
+    try:
+        messages, read = read_images(row, row.get(question), folder=file.parent, limits=ImageLimits())
+        if read and messages is not None:
+            raise ValueError("its question is a conversation with images: write it as a text.")
+    except ValueError as error:
+        raise ValueError(f"row {number} of {str(file)!r}: {error}") from error
+    kept = {name: value for name, value in row.items() if name not in IMAGE_COLUMNS}
+    return {**kept, **({"images": read} if read else {})}
 
 
 def _validated(kind: type[Model], fields: Mapping[str, Any], where: str) -> Model:

@@ -21,6 +21,7 @@ from grpo_pl.extras.kernels.fused_modules import is_fused
 from grpo_pl.extras.kernels.library import training_kernels
 from grpo_pl.extras.plan.memory import Fused, KernelLayout, Layout, Workload, shape_of, teacher_bytes
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.policy.inputs import encode_prompts
 from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer
 from grpo_pl.policy.quiet import quiet_libraries
 from grpo_pl.policy.teacher import TeacherConfig
@@ -67,7 +68,8 @@ def longest_prompt(parts: Any) -> tuple[int, str]:
         why = str(error).strip().splitlines()[0].rstrip(".")
         return ASSUMED_PROMPT, f"{ASSUMED_PROMPT} tokens are assumed, for the data cannot be read ({why})"
     template, tokenizer = build(PromptTemplate, parts.model.template, "model.template"), load_tokenizer(_policy(parts))
-    longest = max(len(template.encode(problem.asked, tokenizer)) for problem in problems)
+    encoded = encode_prompts([(problem.asked, problem.columns) for problem in problems], template, tokenizer)
+    longest = max(len(prompt.ids) for prompt in encoded)
     return longest, f"{longest} tokens, the longest of the first {len(problems)}"
 
 

@@ -1,5 +1,6 @@
 """Loading image-text models, their tokenizers and processors."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -73,6 +74,32 @@ def test_an_export_is_read_back_by_us_and_by_transformers(family: str, tmp_path:
     theirs = AutoProcessor.from_pretrained(tmp_path)(images=[picture(3, 30, 50).pil()], text=["<image>Which?"])
     assert theirs["input_ids"][0] == first.ids
     AutoModelForImageTextToText.from_pretrained(tmp_path)
+
+
+def split_into_tiles(folder: Path) -> PolicyConfig:
+    """A policy of SmolVLM in ``folder``, whose processor cuts images into tiles of 16x16."""
+    policy = image_policy()
+    tokenizer = load_tokenizer(policy)
+    load_model(policy, tokenizer).save_pretrained(folder)
+    tokenizer.grpo_pl_reader.save_pretrained(folder)
+    file = folder / "processor_config.json"
+    settings = json.loads(file.read_text())
+    settings["image_processor"] |= {"do_image_splitting": True, "size": {"longest_edge": 32}}
+    file.write_text(json.dumps(settings))
+    return PolicyConfig(path=str(folder), images=True)
+
+
+def test_an_image_in_tiles_has_the_tokens_of_each(tmp_path: Path) -> None:
+    policy = split_into_tiles(tmp_path)
+    tokenizer = load_tokenizer(policy)
+    model: Any = load_model(policy, tokenizer)
+    # 32x32 are four tiles and the whole image, 32x16 two and the whole; together they are padded to eight
+    for pictures, tiles in (((picture(0),), 5), ((picture(0, 40, 20),), 3), ((picture(0), picture(1, 40, 20)), 8)):
+        shown = encode_prompt("?", {"images": pictures}, TEMPLATE, tokenizer)
+        assert shown.ids.count(model.config.image_token_id) == 4 * tiles
+        assert shown.inputs is not None
+        (read,) = reading_of(model).embeddings(model, [shown.inputs])  # type: ignore[union-attr]
+        assert read.shape == (4 * tiles, 32)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,6 +1,8 @@
 """Log-probabilities and gradients of prompts with images, against transformers' own padded forward."""
 
 import copy
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,12 +11,14 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from grpo_pl.extras.images.reading import ImageReading
+from grpo_pl.policy.checkpointing import checkpoint_activations
 from grpo_pl.policy.inputs import EncodedPrompt, encode_prompt, reading_of
 from grpo_pl.policy.loading import load_model, load_tokenizer
 from grpo_pl.policy.logprobs import completion_logprobs, forward_mode, use_forward_mode
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.training.microbatches import micro_batches, rollout_rows
 from grpo_pl.types import Rollout, RowInputs
+from tests.extras.images.test_models import split_into_tiles
 from tests.images import FAMILIES, image_policy, picture
 
 PROBLEMS = [
@@ -110,6 +114,24 @@ def test_every_mode_reads_the_images(mode: Any) -> None:
     with torch.no_grad():
         found = _cut(model, rollout, 10_000, share=mode == "packed")
         assert (found - _by_transformers(model, rollout)).abs().max() <= 1e-9
+
+
+def test_tiles_and_recomputed_activations_change_nothing(tmp_path: Path) -> None:
+    policy = replace(split_into_tiles(tmp_path), train_vision=True)
+    tokenizer = load_tokenizer(policy)
+    model: Any = load_model(policy, tokenizer).double()
+    model.config.get_text_config().max_position_embeddings = 600
+    rollout = _rollout(tokenizer)
+    gradients = []
+    for checkpointed in (False, True):
+        if checkpointed:
+            checkpoint_activations(model)
+        model.zero_grad()
+        found = _cut(model, rollout, 800, share=True)
+        found.sum().backward()
+        assert (found - _by_transformers(model, rollout)).abs().max() <= 1e-9
+        gradients.append(torch.cat([w.grad.flatten() for w in model.parameters() if w.grad is not None]))
+    assert (gradients[0] - gradients[1]).norm() <= 1e-9 * gradients[0].norm()
 
 
 def test_an_image_changes_what_follows_and_is_encoded_once_for_its_group(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
+from grpo_pl.data.tasks.shapes import ShapePrompts
 from tests.conftest import CommandLine
 from tests.images import training
 from tests.training.runs import ReadMetrics, assert_same_end, resumed
@@ -60,6 +61,28 @@ def test_the_export_is_a_model_of_transformers_and_answers_as_the_checkpoint(
         command_line.done("predict", f"--model={source}", *options)
         answers.append([json.loads(line) for line in out.read_text().splitlines()])
     assert answers[0] == answers[1] and len(answers[0]) >= 12
+
+
+def test_a_file_of_images_is_evaluated_as_the_policy_answers_it(
+    command_line: CommandLine, run: Path, tmp_path: Path
+) -> None:
+    rows = []
+    for number, problem in enumerate(ShapePrompts(questions=("count",)).validation(6)):
+        (tmp_path / f"{number}.png").write_bytes(problem.columns["images"][0].png)
+        rows.append({"id": problem.id, "problem": problem.question, "answer": problem.answer, "image": f"{number}.png"})
+    file, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    results = []
+    for images in ([*range(6)], [*range(1, 6), 0]):
+        turned = [{**row, "image": f"{images[number]}.png"} for number, row in enumerate(rows)]
+        file.write_text("".join(json.dumps(row) + "\n" for row in turned))
+        options = (f"--data={file}", "--n=8", "--temperature=4", f"--output={out}")
+        command_line.done("evaluate", f"--model={run / 'export'}", *options)
+        results.append([json.loads(line) for line in out.read_text().splitlines()])
+    right, other = ([[s["completion"] for s in row["samples"]] for row in result] for result in results)
+    assert [len(samples) for samples in right] == [8] * 6 and right != other
+    file.write_text(json.dumps({**rows[0], "image": "none.png"}) + "\n")
+    refused = command_line("evaluate", f"--data={file}", f"--model={run / 'export'}", f"--output={out}")
+    assert refused.status == 1 and "row 1 of" in refused.err and "none.png" in refused.err
 
 
 def test_held_out_images_are_answered_again_from_the_checkpoint(command_line: CommandLine, run: Path) -> None:
