@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
+from grpo_pl.cli.main import main
 from grpo_pl.data.tasks.shapes import ShapePrompts
 from tests.conftest import CommandLine
 from tests.images import training
@@ -138,3 +139,13 @@ def test_what_images_do_not_go_with_ends_before_the_run(command_line: CommandLin
     config = command_line.config("refused", **{**training(), **LENGTH, **changes})
     refused = command_line("fit", "--config", config)
     assert refused.status == 1 and len(refused.err.strip().splitlines()) == 1
+
+
+def test_a_completion_is_drawn_again_and_explained(
+    command_line: CommandLine, run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRPO_PL_CACHE", str(command_line.cache))
+    rows = [json.loads(line) for line in (run / "completions.jsonl").read_text().splitlines()]
+    seen = next(number for number, row in enumerate(rows, start=1) if row["prompt"].startswith("<image>"))
+    assert main(["why", str(run), f"--completion={seen}"]) == 0
+    assert "the same tokens" in capsys.readouterr().out
