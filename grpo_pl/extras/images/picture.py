@@ -8,6 +8,7 @@ import hashlib
 import io
 import re
 import warnings
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,12 +113,39 @@ def read_picture(given: Any, *, folder: Path | str | None, limits: ImageLimits, 
     if isinstance(given, str):
         given, where = _content(given, folder, limits, where)
     if isinstance(given, bytes | bytearray | memoryview):
-        return _decoded(bytes(given), limits, where)
+        return _RECENT.read(bytes(given), limits, where)
     image_class = pillow().Image
     if isinstance(given, image_class):
         return _normal(given, limits, where)
     shown = "null" if given is None else f"{str(given)[:_SHOWN]!r}, {type(given).__name__}"
     raise ValueError(f"{where} is {shown}: give a path, bytes, an image of Pillow or a data: URL.")
+
+
+class Recent:
+    """The pictures that were read last, by what their files hold: the checks before a run, and each epoch, read the
+    same ones again, and to encode a PNG takes several times as long as to decode a photograph.
+
+    Args:
+        most: bytes of all their PNG files together.
+    """
+
+    def __init__(self, most: float) -> None:
+        self.most, self.size = most, 0
+        self._pictures: OrderedDict[tuple[bytes, float, float], Picture] = OrderedDict()
+
+    def read(self, content: bytes, limits: ImageLimits, where: str) -> Picture:
+        """The picture that a file holds; see `read_picture`."""
+        key = (hashlib.sha256(content).digest(), limits.megabytes, limits.megapixels)
+        known = self._pictures.pop(key, None)
+        picture = known or _decoded(content, limits, where)
+        self.size += 0 if known else len(picture.png)
+        self._pictures[key] = picture  # as the last one
+        while self.size > self.most and self._pictures:
+            self.size -= len(self._pictures.popitem(last=False)[1].png)
+        return picture
+
+
+_RECENT = Recent(256e6)
 
 
 def pillow() -> Any:

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from grpo_pl.data.image_limits import ImageLimits
-from grpo_pl.extras.images.picture import Picture, read_picture
+from grpo_pl.extras.images.picture import Picture, Recent, read_picture
 
 LIMITS = ImageLimits(megabytes=0.1, megapixels=0.01)
 RED, GREEN, BLUE, BLACK, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (0, 0, 0), (255, 255, 255)
@@ -62,6 +62,21 @@ def test_images_of_equal_pixels_and_other_sizes_are_different() -> None:
     assert _read(Image.new("RGB", (2, 3))) != _read(Image.new("RGB", (3, 2)))
     with pytest.raises(ValueError, match="2x2"):
         Picture.of(bytes(9), 2, 2)
+
+
+def test_what_was_read_last_is_kept_within_a_size() -> None:
+    files = [_file(Image.new("RGB", (4, 4), (shade, 0, 0))) for shade in range(3)]
+    one = len(_read(files[0]).png)
+    recent = Recent(2.5 * one)
+    first, second = (recent.read(file, LIMITS, "") for file in files[:2])
+    assert recent.read(files[0], LIMITS, "") is first
+    recent.read(files[2], LIMITS, "")  # in the place of the second, which was asked for before the first
+    assert recent.read(files[0], LIMITS, "") is first and recent.size <= recent.most
+    again = recent.read(files[1], LIMITS, "")
+    assert again == second and again is not second
+    with pytest.raises(ValueError, match="pixels"):
+        recent.read(files[0], ImageLimits(megapixels=1e-6), "")
+    assert recent.size <= recent.most
 
 
 def test_metadata_are_gone_from_what_is_kept() -> None:
