@@ -232,7 +232,7 @@ def _normal(image: Image.Image, limits: ImageLimits, where: str) -> Picture:
     if image.mode not in _MODES and not deep:
         raise ValueError(f"{where} has pixels of Pillow's mode {image.mode}: save it as RGB with 8 bits a channel.")
     try:
-        frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
+        moves = image.format != "MPO" and getattr(image, "is_animated", False)  # counting them may take seconds
         image.load()
         upright = ImageOps.exif_transpose(image)
         if deep:
@@ -245,6 +245,6 @@ def _normal(image: Image.Image, limits: ImageLimits, where: str) -> Picture:
     except Exception as error:  # of whatever kind: the bytes may be anything
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"{where} cannot be decoded: {reason}.") from error
-    if frames > 1:
-        raise ValueError(f"{where} has {frames} frames: give one of them as an image.")
+    if moves:
+        raise ValueError(f"{where} has several frames: give one of them as an image.")
     return Picture.of(pixels, *rgb.size)
