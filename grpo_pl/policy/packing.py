@@ -163,7 +163,8 @@ def differing_inputs(inputs: RowInputs | None, device: torch.device) -> Tensor:
     if inputs is None:
         return torch.zeros(1, dtype=torch.bool, device=device)
     keys = inputs.keys
-    return torch.tensor([key != before for key, before in zip(keys, [keys[-1], *keys], strict=False)], device=device)
+    other = [key != before for key, before in zip(keys, [*keys[-1:], *keys], strict=False)]
+    return torch.tensor(other, dtype=torch.bool, device=device)
 
 
 def _buckets(table: Tensor, lengths: Tensor, *, total: int) -> tuple[list[Tensor], Tensor]:

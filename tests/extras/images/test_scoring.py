@@ -210,3 +210,10 @@ def test_a_model_of_text_refuses_prompts_with_images() -> None:
     del model._grpo_pl_reading
     with pytest.raises(ValueError, match="images: true"):
         completion_logprobs(model, **rollout_rows(_rollout(tokenizer), torch.arange(3)), temperature=1.0)
+
+
+def test_a_share_without_rows_has_no_part() -> None:
+    """As of text, where all rewards of a rollout are equal."""
+    rollout, rows = _rollout(load_tokenizer(image_policy())), torch.tensor([], dtype=torch.int64)
+    for share in (False, True):
+        assert micro_batches(rollout, rows, 100, share_prompts=share) == []
