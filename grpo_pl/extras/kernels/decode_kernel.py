@@ -140,8 +140,7 @@ class PackedPolicy:
         attention = trunk.layers[0].self_attn
         self.vocabulary, self.columns = config.vocab_size, 0
         table = whole(trunk.embed_tokens.weight) if embedding is None else embedding
-        self._readable = len(table)  # tokens that a prompt may have
-        assert self._readable >= self.vocabulary
+        assert len(table) >= self.vocabulary
         self._kernel, self._kept = kernel, list[Any]()  # what the structures point to
         self._rotary = trunk.rotary_emb
         width, size = config.hidden_size, attention.head_dim
@@ -158,13 +157,18 @@ class PackedPolicy:
             epsilon=trunk.norm.variance_epsilon,
             head_epsilon=attention.q_norm.variance_epsilon if head_norms else 0.0,
             scale=attention.scaling,
-            embedding=self._vectors(table, self._readable, width),
             norm=self._vectors(trunk.norm.weight, width),
             layer=layers,
             head=self._matrix([model.lm_head], width, self.vocabulary),
         )
         self._kept.append(layers)
+        self.read_from(table)
         self.reach(columns)
+
+    def read_from(self, table: Tensor) -> None:
+        """Reads tokens as rows of this table of embeddings from now on."""
+        self._table, self._readable = whole(table).contiguous(), len(table)  # tokens that a prompt may have
+        self.fields.embedding = _pointer(self._table, (self._readable, self.fields.width))
 
     def reach(self, columns: int) -> None:
         """Makes rotary embeddings for at least so many positions."""

@@ -108,6 +108,10 @@ class KernelSlots:
     def __len__(self) -> int:
         return len(self._rows)
 
+    def read_from(self, table: Tensor) -> None:
+        """Reads tokens as rows of this table of embeddings from now on."""
+        self._policy.read_from(table)
+
     def join(self, prompt: Sequence[int], draws: Sequence[Draw]) -> None:
         """Appends a sequence for each of ``draws``, which continues the prompt from the next call on.
 

@@ -14,12 +14,14 @@ from torch import Tensor
 
 from grpo_pl.functional import accelerated
 from grpo_pl.functional.sampling import Noise, draw_tokens, token_keys, truncate_logits
+from grpo_pl.policy.inputs import reading_of
 from grpo_pl.policy.loading import end_token_ids
 from grpo_pl.rollout.native.decoder_choice import TORCH, refuse_kernel, resumed_decoder
 from grpo_pl.rollout.native.slots import ForwardSlots, LlamaFamilySlots, alike, slot_decoder
+from grpo_pl.rollout.native.weights import InputTable
 from grpo_pl.rollout.processors import LogitOptions, LogitProcessor, TokenMask
 from grpo_pl.rollout.texts import TextStream
-from grpo_pl.types import FinishReason, SamplingParams, StopStrings
+from grpo_pl.types import FinishReason, PromptInputs, SamplingParams, StopStrings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -93,6 +95,7 @@ class _Joining:
     prompt: Sequence[int]
     drawn: list[int]  # by each of the rows
     rows: list[_Row]
+    inputs: PromptInputs | None  # where the prompt does not name rows of the table in their places
 
 
 class ContinuousBatch:
@@ -127,6 +130,9 @@ class ContinuousBatch:
         self.max_rows = max_rows
         self._eos, self._stops = frozenset(eos_token_ids), stops
         self._device, self._vocabulary = model.device, model.get_input_embeddings().num_embeddings
+        kind = self._device.type
+        self._computing = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+        self._table = None if reading_of(model) is None else InputTable(model)
         self._decoder: KernelSlots | LlamaFamilySlots | ForwardSlots
         if decoder == TORCH:
             self._decoder = slot_decoder(model, rows=max_rows)
@@ -150,6 +156,7 @@ class ContinuousBatch:
         masks: Sequence[TokenMask] | None = None,
         *,
         drawn: Sequence[int] = (),
+        inputs: PromptInputs | None = None,
     ) -> list[int]:
         """Lets one sequence per key continue the prompt from the next step on, and returns their numbers.
 
@@ -159,11 +166,15 @@ class ContinuousBatch:
             masks: one per key, where a grammar says what may come next.
             drawn: tokens that the sequences have drawn already, in an earlier stay in the batch; they go on behind
                 them, as if they had never left.
+            inputs: what the policy reads of the prompt beside its tokens; it is computed here.
 
         Raises:
-            ValueError: an empty prompt, a token that the policy does not have, more sequences than the batch has room
-                for, or ``drawn`` that end a sequence. In a step any of them would fail the whole batch.
+            ValueError: an empty prompt, a token that the policy does not have, inputs of a policy of text, more
+                sequences than the batch has room for, or ``drawn`` that end a sequence. In a step any of them would
+                fail the whole batch.
         """
+        if inputs is not None and self._table is None:
+            raise ValueError("a prompt has images, and the policy reads text.")
         if not prompt_ids:
             raise ValueError("a prompt has no tokens: the policy needs at least one to start from.")
         if (wrong := next((i for i in (*prompt_ids, *drawn) if not 0 <= i < self._vocabulary), None)) is not None:
@@ -187,8 +198,21 @@ class ContinuousBatch:
         for row in rows:
             if any([_advance(row, token) for token in drawn]):
                 raise ValueError(f"these {len(drawn)} tokens end a completion: nothing is left to draw.")
-        self._joining.append(_Joining(prompt_ids, list(drawn), rows))
+        if inputs is not None and not isinstance(self._decoder, ForwardSlots):
+            prompt_ids, inputs = self._read_inputs(prompt_ids, inputs), None
+        self._joining.append(_Joining(prompt_ids, list(drawn), rows, inputs))
         return [row.sequence for row in rows]
+
+    @torch.no_grad()
+    def _read_inputs(self, prompt_ids: Sequence[int], inputs: PromptInputs) -> list[int]:
+        """The prompt in which each place of its inputs is a row of the table that the decoder reads."""
+        slots = self._decoder
+        assert self._table is not None and not isinstance(slots, ForwardSlots)
+        unread = bool(self._joining) or (not isinstance(slots, LlamaFamilySlots) and slots.reading)
+        with self._computing:
+            numbered = self._table.numbered(prompt_ids, inputs, unread=unread)
+        slots.read_from(self._table.rows)
+        return numbered
 
     def remove(self, sequences: Sequence[int]) -> None:
         """Takes sequences out; those that have ended already are passed over."""
@@ -235,7 +259,11 @@ class ContinuousBatch:
         contexts = [[*join.prompt, *join.drawn] for join in self._joining]
         for part in alike(contexts):
             group = [self._joining[i] for i in part]
-            logits.append(slots.join([contexts[i] for i in part], [len(join.rows) for join in group]))
+            prompts, copies = [contexts[i] for i in part], [len(join.rows) for join in group]
+            if isinstance(slots, ForwardSlots):
+                logits.append(slots.join(prompts, copies, [join.inputs for join in group]))
+            else:
+                logits.append(slots.join(prompts, copies))
             self._rows += [row for join in group for row in join.rows]
         self._joining.clear()
         if not self._rows:

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from grpo_pl.policy.inputs import model_arguments
 from grpo_pl.rollout.native.llama_family import LlamaFamilyDecoder
 from grpo_pl.rollout.native.weights import refuse_llama_family
+from grpo_pl.types import PromptInputs
 
 _PREFILL_TOKENS = 4096  # of prompts or observations in one forward pass
 _POSITIONS = 128  # of a prompt whose logits are computed at once: all of them may be more than memory holds
@@ -64,6 +66,10 @@ class LlamaFamilySlots(LlamaFamilyDecoder):
         self._lengths += lengths
         ends = self._show(first)
         return self._logits(x[torch.tensor(owners, device=x.device), ends - 1])
+
+    def read_from(self, table: Tensor) -> None:
+        """Reads tokens as rows of this table of embeddings from now on."""
+        self._embedding = table
 
     def extend(self, tokens: Sequence[Sequence[int]]) -> Tensor:
         """Feeds one token or more to every row; the logits (rows, V) behind the last of each."""
@@ -222,10 +228,17 @@ class ForwardSlots:
         self._model = model.eval()
         self._caches: list[Any] = []
 
-    def join(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> Tensor:
+    def join(
+        self,
+        prompts: Sequence[Sequence[int]],
+        copies: Sequence[int],
+        inputs: Sequence[PromptInputs | None] | None = None,
+    ) -> Tensor:
         logits = []
-        for prompt, count in zip(prompts, copies, strict=True):
-            out = self._forward(torch.tensor([list(prompt)], device=self._model.device), None)
+        for prompt, count, read in zip(prompts, copies, inputs or [None] * len(prompts), strict=True):
+            ids = torch.tensor([list(prompt)], device=self._model.device)
+            given = {"input_ids": ids} if read is None else model_arguments(self._model, ids, [read])
+            out = self._model(**given, past_key_values=None, use_cache=True)
             self._caches += [out.past_key_values, *(copy.deepcopy(out.past_key_values) for _ in range(count - 1))]
             logits.append(out.logits[:, -1].expand(count, -1))
         return torch.cat(logits)

@@ -20,6 +20,8 @@ from grpo_pl.policy.quantization import is_quantized
 from grpo_pl.policy.weights import whole
 from grpo_pl.types import PromptInputs
 
+_KEPT_ROWS = 4096
+"""Rows of inputs that a running batch keeps for further prompts."""
 _STATIC_ROTARY = ("default", "linear", "llama3", "yarn")  # the others change with the length that was seen
 
 
@@ -48,15 +50,56 @@ def read_prompts(
     assert reading is not None, "prompts with inputs were read for another model"
     shown = {each.key: each for each in inputs if each is not None}
     parts = dict(zip(shown, reading.embeddings(model, list(shown.values())), strict=True))
-    starts, end = dict[str, int](), len(table)
+    numbers, end = dict[str, range](), len(table)
     for key, part in parts.items():
-        starts[key], end = end, end + len(part)
-    numbered = list[list[int]]()
-    for ids, each in zip(prompts, inputs, strict=True):
-        numbers = iter(()) if each is None else iter(range(starts[each.key], starts[each.key] + len(parts[each.key])))
-        numbered.append([next(numbers) if token == reading.token_id else token for token in ids])
-        assert next(numbers, None) is None, "a prompt has fewer places than its inputs take"
+        numbers[key] = range(end, end + len(part))
+        end += len(part)
+    numbered = [
+        _numbered(ids, reading.token_id, () if each is None else numbers[each.key])
+        for ids, each in zip(prompts, inputs, strict=True)
+    ]
     return numbered, torch.cat([table, *(part.to(table.dtype) for part in parts.values())])
+
+
+def _numbered(ids: Sequence[int], token_id: int, numbers: Sequence[int]) -> list[int]:
+    rest = iter(numbers)
+    numbered = [next(rest) if token == token_id else token for token in ids]
+    assert next(rest, None) is None, "a prompt has fewer places than its inputs take"
+    return numbered
+
+
+class InputTable:
+    """The table of embeddings of a running batch. Behind the model's own rows are those of the inputs of prompts, as in
+    `read_prompts`; they stay for prompts with equal inputs, until they are many and none waits to be read.
+
+    Attributes:
+        rows: (V + n, H), of which the last may be unused.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model, self._reading = model, reading_of(model)
+        self.rows = whole(model.get_input_embeddings().weight)
+        self._own = self._end = len(self.rows)
+        self._numbers: dict[str, range] = {}
+
+    def numbered(self, prompt: Sequence[int], inputs: PromptInputs, *, unread: bool) -> list[int]:
+        """A prompt in which each place of its inputs has the number of a row.
+
+        Args:
+            unread: some of the prompts that were numbered before have not been read to their ends.
+        """
+        assert self._reading is not None, "a prompt with inputs was given to a model of text"
+        if inputs.key not in self._numbers:
+            (part,) = self._reading.embeddings(self._model, [inputs])
+            if not unread and self._end + len(part) > self._own + _KEPT_ROWS:
+                self._numbers, self._end = {}, self._own
+            begin, self._end = self._end, self._end + len(part)
+            if self._end > len(self.rows):
+                more = max(self._end, self._own + 2 * (len(self.rows) - self._own)) - begin
+                self.rows = torch.cat([self.rows[:begin], self.rows.new_zeros(more, self.rows.shape[1])])
+            self.rows[begin : self._end] = part
+            self._numbers[inputs.key] = range(begin, self._end)
+        return _numbered(prompt, self._reading.token_id, self._numbers[inputs.key])
 
 
 def base_of(module: Any) -> Any:

@@ -8,18 +8,21 @@ import pytest
 import torch
 
 from grpo_pl.policy.inputs import encode_prompt
-from grpo_pl.policy.loading import load_model, load_tokenizer
+from grpo_pl.policy.loading import PolicyConfig, end_token_ids, load_model, load_tokenizer
 from grpo_pl.policy.logprobs import completion_logprobs
 from grpo_pl.policy.template import PromptTemplate
-from grpo_pl.rollout.decoding import join_rollouts
+from grpo_pl.rollout.decoding import join_rollouts, row_keys
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.groups import join_samples, select_groups
+from grpo_pl.rollout.native import slots, weights
+from grpo_pl.rollout.native.continuous import ContinuousBatch, SequenceOptions
+from grpo_pl.rollout.native.decoder_choice import choose_decoder
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.rollout.sampler import CompletionSampler
 from grpo_pl.training.microbatches import rollout_rows
-from grpo_pl.types import Problem, SamplingParams
-from tests.images import FAMILIES, image_policy, picture
+from grpo_pl.types import Problem, SampleKey, SamplingParams
+from tests.images import FAMILIES, SMOLVLM, image_policy, picture
 
 PROBLEMS = [
     Problem(id=0, question="How many?", answer="", columns={"images": (picture(0),)}),
@@ -151,3 +154,51 @@ def test_the_language_model_is_read_where_it_is() -> None:
     assert prompt.inputs is not None
     _draw("smolvlm", NativeEngine())
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("decoder", [None, "torch", "transformers"])
+def test_a_running_batch_draws_what_a_rollout_draws_whenever_a_prompt_joins(
+    family: str, decoder: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, rollout = _draw(family, _native(None))
+    tokenizer = load_tokenizer(image_policy(family))
+    monkeypatch.setattr(weights, "_KEPT_ROWS", 5)  # so that rows are forgotten and used again
+    if decoder == "transformers":
+        monkeypatch.setattr(slots, "refuse_llama_family", lambda model, length: "in a test")
+    kernel = decoder or choose_decoder(model, SAMPLING, stop_strings=False, recorded=None)[0]
+    batch = ContinuousBatch(
+        model,
+        eos_token_ids=end_token_ids(model, tokenizer, SAMPLING),
+        max_rows=20,
+        decoder="torch" if decoder else kernel,
+    )
+    options, drawn, owners = SequenceOptions(sampling=SAMPLING), dict[int, list[int]](), dict[int, tuple[int, int]]()
+    for turn in range(24):
+        if turn < 8:  # each twice: some while others draw, the last two at once, then all again
+            for number in {6: [], 7: [3, 0]}.get(turn, [turn % 4]):
+                problem = PROBLEMS[number]
+                prompt = encode_prompt(problem.question, problem.columns, PromptTemplate(), tokenizer)
+                names = [
+                    SampleKey(seed=5, split="train", step=0, attempt=0, prompt_id=problem.id, sample=i)
+                    for i in range(3)
+                ]
+                count = 3 if turn < 4 else 1
+                added = batch.add(prompt.ids, row_keys([names[:count]]), options, inputs=prompt.inputs)
+                owners |= {sequence: (number, i) for i, sequence in enumerate(added)}
+        for step in batch.step():
+            drawn.setdefault(step.sequence, []).extend(step.tokens)
+    assert len(drawn) == len(owners) == 12 + 2 + 2 and not len(batch)
+    for sequence, (number, i) in owners.items():
+        row = 3 * number + i
+        length = int(rollout.rollout.completion_mask[row].sum())
+        assert drawn[sequence] == rollout.rollout.completion_ids[row, :length].tolist(), (number, i)
+
+
+def test_a_running_batch_of_a_text_policy_refuses_images() -> None:
+    prompt = encode_prompt("?", {"images": (picture(0),)}, PromptTemplate(), load_tokenizer(image_policy()))
+    policy = PolicyConfig(from_scratch=SMOLVLM["text_config"])
+    batch = ContinuousBatch(load_model(policy, load_tokenizer(policy)), eos_token_ids=[0], max_rows=1)
+    with pytest.raises(ValueError, match="reads text"):
+        batch.add(prompt.ids, [1], SequenceOptions(sampling=SAMPLING), inputs=prompt.inputs)
+    assert not len(batch)
