@@ -186,8 +186,8 @@ class ColdStart:
 
     def _question(self, prompt: Problem) -> str | Conversation:
         """The question that a demonstration answers."""
-        if self.privileged is None:
-            return prompt.question
+        if self.privileged is None:  # images stay where messages have them
+            return prompt.asked if prompt.columns.get("images") else prompt.question
         asked = self.privileged.asked(prompt)
         if asked is None:
             raise ValueError(

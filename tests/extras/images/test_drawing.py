@@ -1,12 +1,13 @@
 """Completions of prompts with images: the engines draw equal samples, in any batch."""
 
 import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 
+from grpo_pl.data.tasks.shapes import ShapePrompts
 from grpo_pl.policy.inputs import encode_prompt
 from grpo_pl.policy.loading import PolicyConfig, end_token_ids, load_model, load_tokenizer
 from grpo_pl.policy.logprobs import completion_logprobs
@@ -20,6 +21,7 @@ from grpo_pl.rollout.native.decoder_choice import choose_decoder
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.rollout.plain import PlainEngine
 from grpo_pl.rollout.sampler import CompletionSampler
+from grpo_pl.training.cold_start import ColdStart
 from grpo_pl.training.microbatches import rollout_rows
 from grpo_pl.types import Problem, SampleKey, SamplingParams
 from tests.images import FAMILIES, SMOLVLM, image_policy, picture
@@ -127,6 +129,31 @@ def test_a_request_is_split_with_its_inputs() -> None:
     joined = join_rollouts(parts, 0)
     assert joined.inputs is not None and whole.inputs is not None and joined.inputs.keys == whole.inputs.keys
     assert torch.equal(joined.completion_ids, whole.completion_ids)
+
+
+@dataclass(kw_only=True)
+class Asked(ShapePrompts):
+    """Shapes in the middle of a message."""
+
+    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
+        found = super().prompts(step, attempt, count=count)
+        parts = [{"type": "text", "text": "Look: "}, {"type": "image"}]
+        return [
+            replace(p, messages=({"role": "user", "content": [*parts, {"type": "text", "text": p.question}]},))
+            for p in found
+        ]
+
+
+@pytest.mark.parametrize("kind", [ShapePrompts, Asked])
+def test_a_demonstration_has_the_prompt_of_a_rollout(kind: type[ShapePrompts]) -> None:
+    _, sampler = _sampler("smolvlm", NativeEngine())
+    start, source = ColdStart(steps=2, batch_size=3, lr=1.0), kind()
+    (examples, _) = start.batches(sampler.template, source, sampler.tokenizer, None)
+    for example, problem in zip(examples, source.prompts(-1, count=3), strict=True):
+        prompt = sampler.encode(problem)
+        assert example.prompt == prompt.ids and example.inputs is not None and prompt.inputs is not None
+        assert example.inputs.key == prompt.inputs.key
+        assert (sampler.tokenizer.decode(prompt.ids[:6]) == "Look: ") == (kind is Asked)
 
 
 def test_a_prompt_that_does_not_fit_is_refused_by_its_number() -> None:
