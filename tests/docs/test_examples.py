@@ -39,6 +39,8 @@ def test_the_notebook_runs_and_shows_what_it_printed(tmp_path: Path, monkeypatch
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     *code, shown = ("".join(cell["source"]) for cell in cells)
     shorter = {"steps=400": "steps=5", "steps=120": "steps=2", "val_prompts=100": "val_prompts=4"}
+    small = '"--data.steps=2", "--model.cold_start.steps=5", "--data.prompts_per_step=4", "--data.val_prompts=2"'
+    shorter['"--data.steps=8", "--data.val_prompts=8"'] = small
     (tmp_path / "notebook.py").write_text(changed("\n".join([*code, f"print({shown})"]), shorter))
     monkeypatch.setenv("MPLBACKEND", "agg")
     assert "'model.safetensors'" in run("notebook.py", folder=tmp_path).splitlines()[-1]
