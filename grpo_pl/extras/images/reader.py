@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from grpo_pl.extras.images.picture import Picture
@@ -74,7 +73,7 @@ class ImageReader:
         images = [picture.pil() for pictures in shown for picture in pictures]
         batch = self.processor(images=images, text=texts, add_special_tokens=add_special_tokens)
         names = [name for name in batch if name not in _OF_TEXT]
-        parts = {name: torch.from_numpy(np.stack(batch[name])).chunk(len(texts)) for name in names}
+        parts = {name: torch.stack([torch.as_tensor(each) for each in batch[name]]).chunk(len(texts)) for name in names}
         found = []
         for number, (ids, pictures) in enumerate(zip(batch["input_ids"], shown, strict=True)):
             if self._image_tokens(ids) > self.most_tokens:
