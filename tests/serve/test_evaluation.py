@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from grpo_pl.cli.commands.score import score
-from grpo_pl.cli.local_evaluation import evaluate_episodes
+from grpo_pl.cli.local_evaluation import evaluate_whole
 from grpo_pl.cli.main import main
 from grpo_pl.config.objects import build_rewards
 from grpo_pl.evaluation.problems import EvalProblem
@@ -100,7 +100,7 @@ def test_episodes_of_a_policy_without_a_verdict_are_refused_before_it_is_loaded(
     model = replace(find_model(export), rewards=[spec], environment={"class_path": "nobody.looks", "init_args": {}})
     problems = [EvalProblem.model_validate({"problem": "1+1=", "answer": "2"})]
     with pytest.raises(ValueError, match="an evaluation needs a reward with `correctness: true`"):
-        next(evaluate_episodes(model, problems, Sampling(n=1), seed=0, device="cpu", max_rows=4))
+        next(evaluate_whole(model, problems, Sampling(n=1), seed=0, device="cpu", max_rows=4))
 
 
 def _held_out() -> list[dict[str, Any]]:
