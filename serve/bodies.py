@@ -51,10 +51,8 @@ async def read_body(request: Request, kind: type[B]) -> B:
         async with asyncio.timeout(_BODY_S):
             body = await request.body()
     except TimeoutError:
-        close = {"Connection": "close"}
-        raise ApiError(
-            408, f"the body did not arrive within {_BODY_S:g} s.", code="body_timeout", headers=close
-        ) from None
+        message, close = f"the body did not arrive within {_BODY_S:g} s.", {"Connection": "close"}
+        raise ApiError(408, message, code="body_timeout", headers=close) from None
     except ClientDisconnect:
         raise ApiError(499, "the client hung up.", code="client_closed_request") from None
     if not body and "upgrade" in request.headers:  # behind which uvicorn's default parser reads no body

@@ -7,11 +7,13 @@ import logging
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import Request, Response
 
 from grpo_pl.extras.agents.call_reader import CallReader
+from grpo_pl.policy.inputs import EncodedPrompt
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rollout import grammars
 from grpo_pl.rollout.grammars import Grammar
@@ -108,9 +110,9 @@ class PolicySpec(WorkerSpec):
         """OpenAI chat. With a grammar the template's prefill is left out, because it may not match."""
         check_model(body.model, self.model.name)
         free = body.grammar is None and not body.must_call
-        ids = await self.prompts.from_messages(body.messages, body.offered, prefill=free)
+        prompt = await self.prompts.from_messages(body.messages, body.offered, prefill=free)
         prefill = self.model.template.prefill if free else ""
-        return await self._answer(request, body, [ids], [prefill], ChatFormat(self.model.name, body, self._texts))
+        return await self._answer(request, body, [prompt], [prefill], ChatFormat(self.model.name, body, self._texts))
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         """The same for plain prompts."""
@@ -118,11 +120,8 @@ class PolicySpec(WorkerSpec):
         if not 1 <= len(body.prompts) * body.n <= 4 * MAX_SAMPLES:
             raise bad_request("prompt", f"give 1 to {4 * MAX_SAMPLES // body.n} prompts with n={body.n}.")
         prompts = [await self.prompts.from_raw(prompt) for prompt in body.prompts]
-        echoed = [
-            prompt if isinstance(prompt, str) else str(self.model.tokenizer.decode(prompt, skip_special_tokens=False))
-            for prompt in body.prompts
-            if body.echo
-        ]
+        decode = partial(self.model.tokenizer.decode, skip_special_tokens=False)
+        echoed = [each if isinstance(each, str) else str(decode(each)) for each in body.prompts if body.echo]
         told = CompletionFormat(self.model.name, body, self._texts)
         return await self._answer(request, body, prompts, echoed or [""] * len(prompts), told)
 
@@ -130,7 +129,7 @@ class PolicySpec(WorkerSpec):
         """Text or messages to token ids, in vLLM's format."""
         check_model(body.model, self.model.name)
         if body.messages is not None:
-            ids = await self.prompts.from_messages(body.messages, body.tools)
+            ids = (await self.prompts.from_messages(body.messages, body.tools)).ids
         else:
             ids = await in_thread(self.prompts.of_text, str(body.prompt), body.add_special_tokens)
         names = self.model.tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
@@ -150,7 +149,7 @@ class PolicySpec(WorkerSpec):
         self,
         request: Request,
         body: ChatRequest | CompletionRequest,
-        prompts: Sequence[list[int]],
+        prompts: Sequence[EncodedPrompt],
         prefixes: Sequence[str],
         answer: ChoicesFormat,
     ) -> Response:
@@ -178,7 +177,7 @@ class PolicySpec(WorkerSpec):
             return EventStream(request, self._events(draw, answer, deadline))
         return await while_connected(request, self._whole(draw, answer, deadline))
 
-    def _draw(self, body: ChatRequest | CompletionRequest, prompts: Sequence[list[int]]) -> Draw:
+    def _draw(self, body: ChatRequest | CompletionRequest, prompts: Sequence[EncodedPrompt]) -> Draw:
         """Checks the fields that need the model."""
         grammar = self._grammar(body)
         if grammar is not None and body.max_thinking_tokens is not None:
@@ -187,14 +186,15 @@ class PolicySpec(WorkerSpec):
         logits, seed = self.prompts.logits(body), body.seed_or_random()
         self.prompts.check_ids(body.stop_token_ids, "stop_token_ids")
         parts: list[Part] = []
-        for ids in prompts:
-            part = self.prompts.part(ids, body, logits, seed=seed, templated=templated)
+        for prompt in prompts:
+            part = self.prompts.part(prompt, body, logits, seed=seed, templated=templated)
             stops, top = tuple(body.stop_token_ids), body.alternatives or 0
             options = replace(part.options, ignore_eos=body.ignore_eos, stop_token_ids=stops, top_logprobs=top)
             parts.append(part._replace(options=options))
         if body.alternatives is not None:
             tokens = body.n * sum(part.options.sampling.max_completion_length for part in parts)
-            tokens += body.n * sum(map(len, prompts)) if isinstance(body, CompletionRequest) and body.echo else 0
+            if isinstance(body, CompletionRequest) and body.echo:
+                tokens += body.n * sum(len(prompt.ids) for prompt in prompts)
             if tokens * (1 + body.alternatives) > _MOST_LOGPROBS:
                 asked = f"{tokens} tokens with {body.alternatives} likely ones each"
                 message = f"{asked} are more than {_MOST_LOGPROBS:,} log-probabilities: ask for less at once."

@@ -3,11 +3,9 @@ cannot be served is an ``ApiError`` (400)."""
 
 from __future__ import annotations
 
-import ctypes
 import json
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -18,15 +16,12 @@ from grpo_pl.openai_format.messages import Message
 from grpo_pl.policy.dialogue import Dialogue, messages_of
 from grpo_pl.policy.template import PROBE_TOOL, Example, PromptTemplate, takes_tools, telling
 from grpo_pl.policy.trained import ServedModel
+from grpo_pl.processes.time_limit import TooSlow, time_limit
 from serve.errors import ApiError, bad_request
 
 _TEMPLATE_S = 2.0
 """Most seconds of a chat template, which may be a stranger's."""
 _PROBE = Call(PROBE_TOOL["function"]["name"], {"x": "1"})
-
-
-class _TooSlow(BaseException):
-    """Raised from outside in a thread whose time is up; not an ``Exception``, which a template's caller may catch."""
 
 
 @dataclass
@@ -149,27 +144,10 @@ class Renderer:
     @contextmanager
     def time_limit(self) -> Iterator[None]:
         """Context manager that ends a chat template which loops, in the thread that renders it."""
-        if not self.runs_template:
-            yield
-            return
-        thread, lock, over = threading.get_ident(), threading.Lock(), False
-
-        def interrupt() -> None:
-            with lock:
-                if not over:
-                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_TooSlow))
-
-        timer = threading.Timer(_TEMPLATE_S, interrupt)
-        timer.daemon = True
-        timer.start()
         try:
-            try:
+            with time_limit(_TEMPLATE_S) if self.runs_template else nullcontext():
                 yield
-            finally:  # where the interruption may still arrive
-                with lock:
-                    over = True
-                timer.cancel()
-        except _TooSlow:
+        except TooSlow:
             raise _bad(f"the model's chat template takes more than {_TEMPLATE_S:g} s to write them.") from None
 
     def call_text(self, call: Call) -> str:
@@ -233,11 +211,8 @@ class Renderer:
         try:
             if given and not self._takes_tools:
                 messages, given = telling(messages, self.model.tools.told(tools), self.model.tokenizer), None
-            return str(
-                self.model.tokenizer.apply_chat_template(
-                    list(messages), tools=given, tokenize=False, add_generation_prompt=True
-                )
-            )
+            apply = self.model.tokenizer.apply_chat_template
+            return str(apply(list(messages), tools=given, tokenize=False, add_generation_prompt=True))
         except Exception as error:  # raised by jinja or by the template itself
             told = " ".join(str(error).split())[:200]
             raise _bad(f"the model's chat template cannot write them: {told}") from error

@@ -50,6 +50,7 @@ class Part(NamedTuple):
     prompt_ids: list[int]
     keys: list[int]
     options: SequenceOptions
+    inputs: bytes | None = None  # what the policy reads beside the tokens
 
 
 class Draw(NamedTuple):

@@ -46,7 +46,7 @@ def middlewares(
         observe: called with route (``other`` without one), status and seconds of each request.
     """
     layers: list[tuple[Any, dict[str, Any]]] = [
-        (RequestBodyLimitMiddleware, {"max_body_size": settings.max_body_mb << 20})
+        (RequestBodyLimitMiddleware, {"max_body_size": (settings.max_body_mb or 8) << 20})
     ]
     if settings.api_key is not None:
         layers.append((KeyCheck, {"key": settings.api_key}))

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from grpo_pl.functional.argument_checks import check_at_least, check_positive
+from grpo_pl.policy.inputs import inputs_of_bytes
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.processes.variables import MODEL, clean_environment
 from grpo_pl.rollout.grammars import CompiledGrammar, Grammars, Unusable
@@ -193,7 +194,8 @@ class Decoding:
                 part, places = request.job.parts[p], list(mine)
                 keys = [part.keys[i % n] for i in places]
                 masks = self._masks(request, part, len(keys))
-                sequences = self._batch.add(part.prompt_ids, keys, part.options, masks)
+                inputs = None if part.inputs is None else inputs_of_bytes(part.inputs)
+                sequences = self._batch.add(part.prompt_ids, keys, part.options, masks, inputs=inputs)
                 for i, sequence in zip(places, sequences, strict=True):
                     request.running[i], self._owners[sequence] = sequence, (request, i)
         except (ValueError, Unusable) as error:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
 from grpo_pl.evaluation.problems import EvalProblem
 from grpo_pl.extras.agents.tool_calls import Call
 from grpo_pl.openai_format.messages import FunctionTool, Message
+from grpo_pl.policy.inputs import EncodedPrompt, encode_prompt, inputs_as_bytes, reader_of
+from grpo_pl.policy.template import PLACEHOLDER
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.rollout.decoding import row_keys, sample_keys
 from grpo_pl.rollout.grammars import MAX_GRAMMAR, Grammar, Unusable, check_schema
@@ -29,6 +32,8 @@ _SLICE = 1 << 14  # characters scanned, and …
 _PER_CALL = 1 << 10  # … new ones tokenised, before other threads can run
 _PER_CUT = 8  # tokens that cutting a text in two may add
 _CHARS_PER_TOKEN = 64  # no text with more characters than this per token of context can fit
+_Encode = Callable[[], EncodedPrompt]
+_one_with_images = asyncio.Semaphore(1)  # decoding them takes memory, and seconds of a thread
 
 
 class Prompts:
@@ -41,8 +46,8 @@ class Prompts:
 
     async def from_messages(
         self, messages: Sequence[Message], tools: Sequence[FunctionTool] = (), *, prefill: bool = True
-    ) -> list[int]:
-        """Prompt tokens of a conversation that ends with the user's turn, or a tool's.
+    ) -> EncodedPrompt:
+        """The prompt of a conversation that ends with the user's turn, or a tool's.
 
         Args:
             tools: the tools that the answer may call.
@@ -50,17 +55,25 @@ class Prompts:
         """
         conversation, schemas = Conversation.of(messages), [tool.for_template for tool in tools]
         said = "".join(message.text for message in messages)
+        has_images = any(message.images for message in messages)
 
-        def encode() -> list[int]:
+        def encode() -> EncodedPrompt:
+            if has_images:
+                from grpo_pl.extras.images.chat import encode_chat  # servers of text do without
+
+                limit = self._renderer.time_limit
+                return encode_chat(messages, schemas, self.model, prefill=prefill, limit=limit, fault=bad_request)
             with self._renderer.time_limit():
                 for message in messages:
                     for called in message.tool_calls:
                         call = Call(called.function.name, called.arguments)
                         self.check_characters(self._renderer.call_text(call), "messages")
                 self.check_characters(self._renderer.tools_text(schemas), "tools")
-                return self._renderer.tokens(conversation, schemas, prefill=prefill)
+                return EncodedPrompt(self._renderer.tokens(conversation, schemas, prefill=prefill))
 
-        return await self._encode(said, encode, "messages", slow=bool(schemas) or self._renderer.runs_template)
+        slow = has_images or bool(schemas) or self._renderer.runs_template
+        async with _one_with_images if has_images else nullcontext():
+            return await self._encode(said, encode, "messages", slow=slow)
 
     def call_grammar(self, tools: Sequence[FunctionTool], *, several: bool) -> Grammar:
         """The grammar of an answer that must call one of these tools and holds nothing else."""
@@ -97,23 +110,27 @@ class Prompts:
         """
         logits, parts, tokenizer = self.logits(sampling), [], self.model.tokenizer
         for i, problem in enumerate(problems):
+            if reader_of(tokenizer) is not None and {"image", "images"} & (problem.model_extra or {}).keys():
+                raise bad_request(name(i), "its images are not read here: ask by chat, or use `grpo-pl evaluate`.")
             asked = problem.asked
             text = asked if isinstance(asked, str) else "\n".join(str(message["content"]) for message in asked)
             try:
-                ids = await self._encode(text, partial(self.model.template.encode, asked, tokenizer), name(i))
+                encode = partial(encode_prompt, asked, {}, self.model.template, tokenizer)
+                prompt = await self._encode(text, encode, name(i))
             except ValueError as error:  # a conversation that the template has no form for
                 raise bad_request(name(i), str(error)) from error
-            parts.append(self.part(ids, sampling, logits, seed=seed, templated=True, prompt_id=problem.id))
+            parts.append(self.part(prompt, sampling, logits, seed=seed, templated=True, prompt_id=problem.id))
             await asyncio.sleep(0)  # lets the event loop serve other requests
         return parts
 
-    async def from_raw(self, prompt: str | Sequence[int]) -> list[int]:
+    async def from_raw(self, prompt: str | Sequence[int]) -> EncodedPrompt:
         """Tokens of a prompt that is used without the template."""
         if isinstance(prompt, str):
-            return await self._encode(prompt, lambda: list(self.model.tokenizer(prompt).input_ids), "prompt")
-        ids = self._check_tokens(list(prompt), "prompt")
-        self.check_ids(ids, "prompt")
-        return ids
+            encode = self.model.tokenizer
+            return await self._encode(prompt, lambda: EncodedPrompt(list(encode(prompt).input_ids)), "prompt")
+        given = self._check_tokens(EncodedPrompt(list(prompt)), "prompt")
+        self.check_ids(given.ids, "prompt")
+        return given
 
     def logits(self, request: Sampling) -> LogitOptions | None:
         """The changes to logits that a request asks for; None if it asks for none."""
@@ -125,7 +142,7 @@ class Prompts:
 
     def part(
         self,
-        prompt_ids: list[int],
+        prompt: EncodedPrompt,
         request: Sampling,
         logits: LogitOptions | None,
         *,
@@ -140,6 +157,9 @@ class Prompts:
             seed: identifies the samples together with ``prompt_id``; see ``sample_keys``.
             templated: the completion begins as in training, so that the thinking budget of training applies.
         """
+        (prompt_ids, inputs), tokenizer = prompt, self.model.tokenizer
+        if inputs is None and reader_of(tokenizer) and tokenizer.convert_tokens_to_ids(PLACEHOLDER) in prompt_ids:
+            raise bad_request("prompt", f"{PLACEHOLDER} stands for an image: send images in the messages of a chat.")
         context, wanted, trained = self.model.context, request.length, self.model.sampling
         most = (context or 1 << 30) - len(prompt_ids)
         if wanted is not None and wanted > most:
@@ -162,7 +182,8 @@ class Prompts:
         if request.max_thinking_tokens is None and templated and isinstance(trained.thinking_budget, int):
             sampling = replace(sampling, thinking_budget=trained.thinking_budget)
         keys = row_keys([sample_keys(prompt_ids, seed=seed, n=request.n, prompt_id=prompt_id)])
-        return Part(prompt_ids, keys, SequenceOptions(sampling=sampling, logits=logits))
+        options = SequenceOptions(sampling=sampling, logits=logits)
+        return Part(prompt_ids, keys, options, None if inputs is None else inputs_as_bytes(inputs))
 
     def check_ids(self, tokens: Sequence[int], param: str) -> None:
         """Refuses token ids that the model does not have."""
@@ -180,13 +201,13 @@ class Prompts:
         differs = len(spaced) == len(plain) and spaced[0] != plain[0]
         return [plain, spaced] if differs else [plain]
 
-    async def _encode(self, text: str, encode: Callable[[], list[int]], param: str, *, slow: bool = False) -> list[int]:
+    async def _encode(self, text: str, encode: _Encode, param: str, *, slow: bool = False) -> EncodedPrompt:
         """Checks a text and encodes it; what may take long is done in a thread."""
         context = self.model.context
         if context is not None and len(text) > context * _CHARS_PER_TOKEN:
             raise self._too_long(f"{len(text)} characters", param)
 
-        def work() -> list[int]:
+        def work() -> EncodedPrompt:
             self.check_characters(text, param)
             self._check_size(text, param)
             return self._check_tokens(encode(), param)
@@ -232,13 +253,13 @@ class Prompts:
                 self._known[character] = within != without and tokenizer.unk_token_id not in within
         return {character for character in asked if self._known[character]}
 
-    def _check_tokens(self, ids: list[int], param: str) -> list[int]:
-        if not ids:
+    def _check_tokens(self, prompt: EncodedPrompt, param: str) -> EncodedPrompt:
+        if not (ids := prompt.ids):
             raise bad_request(param, "an empty prompt leaves nothing to continue.")
         context = self.model.context
         if context is not None and len(ids) >= context:
             raise self._too_long(f"{len(ids)} tokens", param)
-        return ids
+        return prompt
 
     def _too_long(self, size: str, param: str) -> ApiError:
         message = f"the prompt has {size}, and the model's context is {self.model.context} tokens."

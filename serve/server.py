@@ -80,7 +80,9 @@ class PolicyServer(litserve.LitServer):
         model = served_model(path, trust_rewards=settings.trust_rewards)
         if settings.served_model_name is not None:
             model = replace(model, name=settings.served_model_name)
-        _ = model.tools  # mistakes show here
+        if model.policy.images and settings.max_body_mb is None:
+            settings = replace(settings, max_body_mb=16)
+        _ = model.tools, model.tokenizer  # mistakes show here
         limits: dict[str, Any] = {"max_queue": settings.max_queue, "deadline": settings.deadline}
         follow = settings.follow is not None
         self.policy_api = PolicyAPI(model, max_completions=settings.max_batch_size, follow=follow, **limits)
@@ -253,8 +255,8 @@ class PolicyServer(litserve.LitServer):
         text = "".join(filter(self.policy.prompts.known(printable).__contains__, printable))[:_WARM_UP_CHARS]
         body = ChatRequest.model_validate({"messages": [{"role": "user", "content": text}], "max_tokens": 2, "seed": 0})
         try:
-            ids = await self.policy.prompts.from_messages(body.messages)
-            part = self.policy.prompts.part(ids, body, None, seed=0, templated=True)
+            prompt = await self.policy.prompts.from_messages(body.messages)
+            part = self.policy.prompts.part(prompt, body, None, seed=0, templated=True)
             with self.policy.draw(Draw([part]), deadline=Deadline(self.settings.deadline), live=False) as call:
                 async for _ in call:
                     pass

@@ -66,8 +66,8 @@ class ServeSettings:
     """Seconds after which an unfinished request gets 504."""
     device: str = "auto"
     """cpu, cuda, cuda:1 …; auto takes a GPU where there is one."""
-    max_body_mb: int = 8
-    """Largest request body in MiB."""
+    max_body_mb: int | None = None
+    """Largest request body in MiB; by default 8, or 16 for a model that reads images."""
     trust_rewards: bool = False
     """Let the model name any class as a reward, such as functions and judges: only if you know who wrote it. Without it
     such a model is refused."""
@@ -86,7 +86,7 @@ class ServeSettings:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port must lie in 1 … 65535, or be 0 for a free one, got {self.port}.")
         for name in ("max_batch_size", "max_queue", "max_body_mb"):
-            if getattr(self, name) < 1:
+            if (given := getattr(self, name)) is not None and given < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if not (math.isfinite(self.deadline) and self.deadline > 0):
             raise ValueError(f"deadline must be a positive number of seconds, got {self.deadline}.")

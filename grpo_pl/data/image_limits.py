@@ -28,3 +28,7 @@ class ImageLimits:
         at = "data.source.images"
         check_positive(**{f"{at}.megabytes": self.megabytes, f"{at}.megapixels": self.megapixels})
         check_at_least(1, at, per_prompt=self.per_prompt)
+
+    def setting(self, name: str) -> str:
+        """What messages call a limit, by the name of its field."""
+        return f"data.source.images.{name}"

@@ -221,6 +221,7 @@ MESSAGE = IgnoredFields(
 )
 TOOL_CALL = IgnoredFields({"index": ANY})
 CONTENT_PART = IgnoredFields({"annotations": ([],), "cache_control": ANY, "logprobs": ([],)})
+IMAGE_URL = IgnoredFields({"detail": ("auto",)})
 JSON_SCHEMA = IgnoredFields(dict.fromkeys(("description", "name", "strict"), ANY))
 EVALUATION = IgnoredFields(_FOR_WHOM, _INSTEAD)
 TOKENIZE = IgnoredFields(_TEMPLATE | {"user": ANY})

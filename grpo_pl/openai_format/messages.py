@@ -171,12 +171,36 @@ class ToolCall(Body):
     _arguments: dict[str, Any]
 
 
+def _data_url(url: str) -> str:
+    if url[:5].lower() != "data:":
+        raise ValueError(f"{url[:60]!r} is no data: URL, and nothing is fetched: write data:image/png;base64,…")
+    return url
+
+
+class ImageUrl(Body):
+    """The image of a part."""
+
+    ignored = fields.IMAGE_URL
+    url: Annotated[Text, AfterValidator(_data_url)]
+    """A ``data:`` URL in base64."""
+
+
 class ContentPart(Body):
-    """A piece of a message; the later names are those of ``/v1/responses``."""
+    """A piece of a message; the later names of texts are those of ``/v1/responses``."""
 
     ignored = fields.CONTENT_PART
-    type: Literal["text", "input_text", "output_text"]
-    text: Text
+    type: Literal["text", "input_text", "output_text", "image_url"]
+    text: Text = ""
+    image_url: ImageUrl | None = None
+
+    @model_validator(mode="after")
+    def _is_what_it_says(self) -> Self:
+        own, other = ("image_url", "text") if self.type == "image_url" else ("text", "image_url")
+        if own not in self.model_fields_set:
+            raise PydanticCustomError("missing", "Field required", {"field": own})
+        if other in self.model_fields_set:
+            raise at(other, f"a part of type {self.type} has none")
+        return self
 
 
 def joined(content: str | Sequence[ContentPart]) -> str:
@@ -204,11 +228,19 @@ class Message(Body):
             raise at("tool_calls", "only the assistant makes them")
         if (self.tool_call_id is not None) != (self.role == "tool"):
             raise at("tool_call_id", "a tool's message needs it, and no other has one")
+        if self.role != "user" and self.images:
+            raise at("content", "only the user's messages hold images")
         return self
 
     @property
     def text(self) -> str:
         return joined(self.content)
+
+    @property
+    def images(self) -> dict[int, str]:
+        """Place among the parts -> URL of each image."""
+        parts = enumerate(() if isinstance(self.content, str) else self.content)
+        return {place: part.image_url.url for place, part in parts if part.image_url is not None}
 
 
 class StreamOptions(Body):
@@ -268,6 +300,14 @@ class AgentRequest(Conversing):
     max_completion_tokens: int | None = Field(None, ge=1)
     stop: StopTexts = Field([])
     """Up to 16 texts that end the answer and are not part of it."""
+
+    @model_validator(mode="after")
+    def _no_images(self) -> Self:
+        for place, message in enumerate(self.messages):
+            if message.images:
+                told = "agents in training send no images"
+                raise at(f"messages.{place}.content", told, code="unsupported_parameter")
+        return self
 
     @property
     def length(self) -> int | None:

@@ -84,6 +84,21 @@ def reading_of(model: Any) -> InputReading | None:
     return getattr(model, _READING, None)
 
 
+def inputs_as_bytes(inputs: PromptInputs) -> bytes:
+    """Inputs on their way to another process, which shares no memory with this one."""
+    from safetensors.torch import save
+
+    return inputs.key.encode() + b"\n" + save(dict(inputs.tensors))
+
+
+def inputs_of_bytes(packed: bytes) -> PromptInputs:
+    """The inverse of `inputs_as_bytes`."""
+    from safetensors.torch import load
+
+    key, _, tensors = packed.partition(b"\n")
+    return PromptInputs(key=key.decode(), tensors=load(tensors))
+
+
 def asked_of(
     asked: str | Conversation, columns: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
 ) -> str | Conversation:

@@ -127,6 +127,8 @@ RUN_BY = {
     r"pytest (second|sums)": NEW + "test_the_tests_that_are_written_pass_together_from_another_folder",
     # the server
     r"grpo-pl serve --model runs/(quickstart|sums)/export|python -m serve": "tests/serve/conftest.py::server",
+    r"grpo-pl serve --model runs/shapes": "tests/serve/test_images.py::"
+    "test_a_chat_with_images_is_what_the_training_engine_draws",
     r"grpo-pl serve --follow .*": FOLLOW + "test_a_run_is_followed_and_the_reason_is_shown_by_ready",
     r"curl .*/(chat/completions|score) .*": "tests/serve/test_page.py::test_the_request_runs_as_python_and_with_curl",
     r"curl --http2": "tests/serve/test_front.py::test_an_offer_of_http_2_is_refused_with_what_to_do",

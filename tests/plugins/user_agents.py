@@ -291,3 +291,7 @@ class Deeds:
     def do_image(self) -> float:
         shown = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://localhost/a.png"}}]}
         return len(self._ask([*self.history, shown])["content"])
+
+    def do_image_in_the_message(self) -> float:
+        shown = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}
+        return len(self._ask([*self.history, shown])["content"])

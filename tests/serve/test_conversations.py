@@ -213,7 +213,7 @@ def test_characters_that_stand_in_no_turn_need_not_be_known() -> None:
     talk = renderer(tokenizer, TAGS, user="{question}=").model
     talk.context = None  # type: ignore[misc]
     messages = [Message.model_validate(m) for m in (user("1+1"), called("1+1"), result("1+1", "2"))]
-    ids = asyncio.run(Prompts(talk).from_messages(messages))
+    ids = asyncio.run(Prompts(talk).from_messages(messages)).ids
     assert tokenizer.decode(ids) == "1+1=<calc>1+1</calc><eos>\n<result>2</result>\n"
     messages[1:] = [Message.model_validate(m) for m in (called("1-1"), result("1-1", "0"))]
     with pytest.raises(ApiError, match="does not know the character '-'"):
@@ -230,7 +230,7 @@ def test_a_parser_need_not_write_what_the_chat_template_writes(tokenizer: PreTra
     messages = [Message.model_validate(m) for m in (user("1+1"), called("1+1"), result("1+1", "2"))]
     chat, plain = (renderer(kind, ToolForm(parser=Unwritten())).model for kind in (chatty("qwen2_5"), tokenizer))
     chat.context = plain.context = None  # type: ignore[misc]
-    text = chat.tokenizer.decode(asyncio.run(Prompts(chat).from_messages(messages)))
+    text = chat.tokenizer.decode(asyncio.run(Prompts(chat).from_messages(messages)).ids)
     assert '<tool_call>\n{"name": "calc", "arguments": {"e": "1+1"}}\n</tool_call>' in text
     with pytest.raises(ApiError, match="Unwritten does not say how calls are written"):
         asyncio.run(Prompts(plain).from_messages(messages))

@@ -54,5 +54,5 @@ def test_docs_name_every_option_with_its_default() -> None:
         values = [part.strip() for part in default.split(",")]
         told |= dict(zip(options, values * (len(options) // len(values)), strict=True))
     expected = {field.name.replace("_", "-"): str(field.default or "") for field in fields(ServeSettings)}
-    by_default = {"deadline": "120", "api-key": "`$GRPO_PL_API_KEY`"}
+    by_default = {"deadline": "120", "max-body-mb": "8", "api-key": "`$GRPO_PL_API_KEY`"}
     assert told == expected | by_default | {"served-model-name": "the run's name"}

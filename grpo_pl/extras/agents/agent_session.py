@@ -152,7 +152,8 @@ class AgentSession:
             return refusal(400, error.message, code=error.code)
         except ValidationError as error:
             message, param, code = field_fault(error.errors(include_url=False, include_input=False)[0])
-            of_a_part = (param or "").startswith("messages.") and (param or "").endswith(".type")  # such as an image
+            where = param or ""
+            of_a_part = where.startswith("messages.") and (where.endswith(".type") or ".image_url" in where)
             if code in ("unsupported_parameter", "unknown_parameter") or of_a_part:
                 self.unsupported = self.unsupported or f"the refusal of a request: {message}"[:200]
             return refusal(400, message, code=code, param=param)

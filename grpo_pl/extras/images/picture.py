@@ -87,7 +87,9 @@ class Picture:
         return f"data:image/png;base64,{base64.b64encode(self.png).decode()}"
 
 
-def read_picture(given: Any, *, folder: Path | str | None, limits: ImageLimits, where: str) -> Picture:
+def read_picture(
+    given: Any, *, folder: Path | str | None, limits: ImageLimits, where: str, keep: bool = True
+) -> Picture:
     """Reads one image.
 
     A palette, CMYK and grey become RGB; of 16 bits a channel the upper 8 stay; what is transparent lies on white; the
@@ -99,6 +101,7 @@ def read_picture(given: Any, *, folder: Path | str | None, limits: ImageLimits, 
         folder: no file outside of it is opened; None opens none at all.
         limits: what is refused before anything is decoded.
         where: begins every message, such as ``row 3 of 'train.jsonl', image 1``.
+        keep: keep it for the next time that it is read.
 
     Raises:
         ValueError: one line: no image that can be read, one beyond the limits, an animation, more than 8 bits a channel
@@ -113,7 +116,7 @@ def read_picture(given: Any, *, folder: Path | str | None, limits: ImageLimits, 
     if isinstance(given, str):
         given, where = _content(given, folder, limits, where)
     if isinstance(given, bytes | bytearray | memoryview):
-        return _RECENT.read(bytes(given), limits, where)
+        return (_RECENT.read if keep else _decoded)(bytes(given), limits, where)
     image_class = pillow().Image
     if isinstance(given, image_class):
         return _normal(given, limits, where)
@@ -167,7 +170,7 @@ def _content(given: str, folder: Path | str | None, limits: ImageLimits, where: 
         head = _DATA_URL.match(given)
         if head is None:
             raise ValueError(f"{where}: {given[:_SHOWN]!r} is no data: URL of an image: write data:image/png;base64,….")
-        _check_size(len(given) - head.end(), limits.megabytes * 4 / 3, limits, where)
+        _check_size(3 * (len(given) - head.end()) // 4 - 2, limits, where)  # two at most are padding
         try:
             return base64.b64decode(given[head.end() :], validate=True), where
         except binascii.Error as error:
@@ -193,13 +196,13 @@ def _content(given: str, folder: Path | str | None, limits: ImageLimits, where: 
         raise ValueError(f"{where} cannot be read: {error.strerror}.") from error
 
 
-def _check_size(size: int, most: float, limits: ImageLimits, where: str) -> None:
-    if size > most * 1e6:
-        raise ValueError(f"{where} has more than {limits.megabytes:g} megabytes: data.source.images.megabytes.")
+def _check_size(size: int, limits: ImageLimits, where: str) -> None:
+    if size > limits.megabytes * 1e6:
+        raise ValueError(f"{where} has more than {limits.megabytes:g} megabytes: {limits.setting('megabytes')}.")
 
 
 def _decoded(content: bytes, limits: ImageLimits, where: str) -> Picture:
-    _check_size(len(content), limits.megabytes, limits, where)
+    _check_size(len(content), limits, where)
     if not content:
         raise ValueError(f"{where} is empty.")
     library = pillow()
@@ -217,7 +220,7 @@ def _decoded(content: bytes, limits: ImageLimits, where: str) -> Picture:
 
 
 def _too_many(limits: ImageLimits) -> str:
-    return f"it has more than {limits.megapixels:g} million pixels: data.source.images.megapixels."
+    return f"it has more than {limits.megapixels:g} million pixels: {limits.setting('megapixels')}."
 
 
 def _normal(image: Image.Image, limits: ImageLimits, where: str) -> Picture:

@@ -73,6 +73,7 @@ FATES: dict[str, tuple[str, float | None]] = {
     "pays, then raises": ("ok", 0.5),
     "unsupported": ("raised", None),
     "image": ("raised", None),
+    "image in the message": ("raised", None),
     "no reward": ("no_reward", None),
     "child": ("ok", 1.0),
     "two rewards": ("ok", 0.25),

@@ -1,0 +1,227 @@
+"""Chats with images through the real ``openai`` client, and what is refused."""
+
+import base64
+import io
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from PIL import Image
+
+from grpo_pl.extras.images.chat import LIMITS
+from grpo_pl.policy.export import TrainedWith, export_policy
+from grpo_pl.policy.inputs import encode_prompt
+from grpo_pl.policy.loading import load_model, load_tokenizer
+from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.policy.trained import find_model
+from grpo_pl.rewards import MathReward
+from grpo_pl.rollout.decoding import sample_keys
+from grpo_pl.rollout.engine import generate_request
+from grpo_pl.rollout.native.engine import NativeEngine
+from grpo_pl.types import SamplingParams
+from tests.docs.pages import blocks, page
+from tests.images import image_policy, picture
+from tests.serve.bodies import CHAT, COMPLETIONS, EVALUATE, post, streamed
+
+SHOWN = (picture(0), picture(1, 40, 20))
+SAMPLING = SamplingParams(max_completion_length=12)
+
+
+def part(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def asked(*urls: str, text: str = "How many?") -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [*map(part, urls), {"type": "text", "text": text}]}]
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export of a policy that reads images."""
+    folder, policy = tmp_path_factory.mktemp("images") / "seeing" / "export", image_policy()
+    tokenizer = load_tokenizer(policy)
+    trained = TrainedWith(template=PromptTemplate(prefill="<think>"), rewards=[MathReward().spec()], sampling=SAMPLING)
+    export_policy(folder, trained, model=load_model(policy, tokenizer), tokenizer=tokenizer)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(seeing: Path, start: Callable[..., Any]) -> Any:
+    return start("--deadline", "60", model=seeing)
+
+
+def drawn(export: Path, *, seed: int, n: int, shown: Any = SHOWN) -> list[str]:
+    """The texts that the training engine draws with the keys of the server."""
+    model = find_model(export)
+    prompt = encode_prompt("How many?", {"images": shown}, model.template, model.tokenizer)
+    policy = model.load_policy("cpu")
+    request = generate_request(
+        policy,
+        model.tokenizer,
+        prompt_ids=[prompt.ids],
+        keys=[sample_keys(prompt.ids, seed=seed, n=n)],
+        sampling=SAMPLING,
+        prefix=model.template.prefill,
+        inputs=[prompt.inputs],
+    )
+    rollout = NativeEngine().generate(policy, request)
+    rows = zip(rollout.completion_ids.tolist(), rollout.lengths.tolist(), strict=True)
+    return [model.template.completion_text(row[:length], model.tokenizer) for row, length in rows]
+
+
+def test_a_chat_with_images_is_what_the_training_engine_draws(server: Any, seeing: Path) -> None:
+    client, urls = server.openai(), [each.data_url() for each in SHOWN]
+    answer = client.chat.completions.create(model="seeing", messages=asked(*urls), n=4, seed=7)
+    assert [choice.message.content for choice in answer.choices] == drawn(seeing, seed=7, n=4)
+    assert answer.usage.prompt_tokens == 2 * 7 + len("How many?") + 1  # each image takes 7 tokens, the prefill one
+    turned = client.chat.completions.create(model="seeing", messages=asked(*urls[::-1]), n=4, seed=7)
+    assert [choice.message.content for choice in turned.choices] == drawn(seeing, seed=7, n=4, shown=SHOWN[::-1])
+    assert [choice.message.content for choice in turned.choices] != drawn(seeing, seed=7, n=4)
+    events = client.chat.completions.create(model="seeing", messages=asked(*urls), n=4, seed=7, stream=True)
+    assert streamed(events, 4) == drawn(seeing, seed=7, n=4)
+
+
+def test_the_page_asks_a_server_as_it_says(
+    server: Any, seeing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("shapes.png").write_bytes(picture(0).png)
+    code = next(text for text in blocks(page("images"), "python") if "OpenAI" in text)
+    exec(code.replace("http://127.0.0.1:8000", server.address).replace('model="shapes"', 'model="seeing"'), {})
+    messages = asked(picture(0).data_url(), text="count red")
+    answer = server.openai().chat.completions.create(model="seeing", messages=messages, temperature=0)
+    assert capsys.readouterr().out == answer.choices[0].message.content + "\n"
+
+
+def test_chats_with_and_without_images_are_answered_side_by_side(server: Any, seeing: Path) -> None:
+    def ask(number: int) -> list[str]:
+        messages = asked(*([picture(number).data_url()] if number else []))
+        return [
+            choice.message.content
+            for choice in client.chat.completions.create(model="seeing", messages=messages, n=3, seed=number).choices
+        ]
+
+    client, numbers = server.openai(), [1, 0, 2, 1, 3, 0, 4, 2]
+    alone = {number: ask(number) for number in set(numbers)}
+    assert alone[1] == drawn(seeing, seed=1, n=3, shown=(picture(1),))
+    with ThreadPoolExecutor(len(numbers)) as threads:
+        assert list(threads.map(ask, numbers)) == [alone[number] for number in numbers]
+    assert server.is_idle()
+
+
+def test_an_image_stands_where_its_message_has_it(server: Any, seeing: Path) -> None:
+    def tokens(*content: Any) -> list[int]:
+        messages = [{"role": "user", "content": each} for each in content]
+        return server.ask("/tokenize", {"messages": messages})["tokens"]
+
+    tokenizer, url = find_model(seeing).tokenizer, picture(0).data_url()
+    image, before, behind = (tokenizer.convert_tokens_to_ids(each) for each in ("<image>", "1", "2"))
+    texts = [{"type": "text", "text": "1"}, {"type": "input_text", "text": "2"}]
+    whole = tokens([texts[0], part(url), texts[1]])
+    assert whole[0] == before and whole[8] == behind and whole[1:8].count(image) == 4
+    assert tokens([part(url), *texts])[7:9] == [before, behind] == tokens([*texts, part(url)])[:2]
+    joined = tokens([part(url)], "1")  # messages of one role are one
+    assert joined[:7] == whole[1:8] and joined[7:] == tokenizer("\n\n1<think>", add_special_tokens=False).input_ids
+
+
+def encoded(content: bytes, kind: str = "png") -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def file_of(width: int, height: int, kind: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (width, height)).save(file, kind, **options)
+    return file.getvalue()
+
+
+def bomb() -> bytes:
+    """A PNG of 30000x30000 pixels that is no longer than a text."""
+    head = (30_000).to_bytes(4, "big") * 2 + bytes([8, 2, 0, 0, 0])
+    chunks = [b"IHDR" + head, b"IDAT" + zlib.compress(bytes(1000)), b"IEND"]
+    sized = [(len(c) - 4).to_bytes(4, "big") + c + zlib.crc32(c).to_bytes(4, "big") for c in chunks]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(sized)
+
+
+FILM = file_of(2, 2, "GIF", save_all=True, append_images=[Image.new("RGB", (2, 2), "red")])
+PHOTO = picture(0, 64, 64).png
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("https://example.org/a.png", "nothing is fetched"),
+        ("http://127.0.0.1:8000/metrics", "nothing is fetched"),
+        ("ftp://example.org/a.png", "nothing is fetched"),
+        ("file:///etc/passwd", "nothing is fetched"),
+        ("/etc/passwd", "nothing is fetched"),
+        ("", "nothing is fetched"),
+        ("data:text/html;base64,PGI+", "no data: URL of an image"),
+        ("data:image/png,abc", "no data: URL of an image"),
+        ("data:image/png;base64,???", "not in base64"),
+        ("data:image/png;base64,", "is empty"),
+        (encoded(b"<svg xmlns='http://www.w3.org/2000/svg'/>", "svg+xml"), "no image that can be read"),
+        (encoded(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "png"), "no image that can be read"),
+        (encoded(PHOTO[: len(PHOTO) // 2]), "cannot be decoded"),
+        (encoded(FILM, "gif"), "several frames"),
+        (encoded(bomb()), "million pixels: the server's limit of megapixels"),
+        (encoded(file_of(4001, 4000)), "4001x4000"),
+        (encoded(bytes(10_000_001)), "the server's limit of megabytes"),
+    ],
+)  # fmt: skip
+def test_what_is_no_image_within_the_limits_is_refused_by_its_field(server: Any, url: str, says: str) -> None:
+    error = server.refusal(CHAT, {"messages": asked(picture(0).data_url(), url)})
+    assert error["param"] == "messages.0.content.1.image_url.url" and says in error["message"]
+    assert "data.source" not in error["message"] and "\n" not in error["message"]
+
+
+def test_a_conversation_has_so_many_images(server: Any) -> None:
+    urls = [picture(number).data_url() for number in range(LIMITS.per_prompt + 1)]
+    error = server.refusal(CHAT, {"messages": asked(*urls)})
+    assert error["param"] == f"messages.0.content.{LIMITS.per_prompt}.image_url.url"
+    assert server.ask(CHAT, {"messages": asked(*urls[1:]), "max_tokens": 1})["usage"]["completion_tokens"] == 1
+
+
+def test_an_image_as_large_as_the_limit_fits_into_a_body(server: Any) -> None:
+    content = file_of(8, 8)
+    padded = content + bytes(10_000_000 - len(content))
+    assert server.ask(CHAT, {"messages": asked(encoded(padded)), "max_tokens": 1})["usage"]["prompt_tokens"] > 0
+    head = post(CHAT, b"").replace(b"Content-Length: 0", b"Content-Length: %d" % (17 << 20))
+    assert b" 413 " in server.exchange(head).partition(b"\r\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {"messages": asked(text="<image>How many?")}, "prompt"),
+        (CHAT, {"messages": asked(picture(0).data_url(), text="<image>")}, "messages"),
+        (COMPLETIONS, {"prompt": "<image>"}, "prompt"),
+        (EVALUATE, {"items": [{"problem": "<image>", "answer": "1"}]}, "items.0.problem"),
+        (EVALUATE, {"items": [{"problem": "1", "answer": "1", "image": "a.png"}]}, "items.0.problem"),
+        (CHAT, {"messages": asked(picture(0).data_url()), "tools": [{"type": "function", "function": {"name": "a"}}]},
+         "tools"),
+        (CHAT, {"messages": [{"role": "system", "content": [part(picture(0).data_url())]}, *asked()]},
+         "messages.0.content"),
+        (CHAT, {"messages": asked(picture(0).data_url(), text="1" * 160)}, "messages"),
+        (CHAT, {"messages": asked(picture(0).data_url(), text="\N{GREEK SMALL LETTER PI}")}, "messages"),
+        (CHAT, {"messages": [*asked(picture(0).data_url()), {"role": "assistant", "content": "1"}, *asked()]},
+         "messages"),
+    ],
+)  # fmt: skip
+def test_what_would_be_read_otherwise_than_asked_is_refused(server: Any, path: str, body: Any, param: str) -> None:
+    assert server.refusal(path, body)["param"] == param
+
+
+def test_the_token_of_an_image_is_no_token_of_a_prompt(server: Any, seeing: Path) -> None:
+    image = find_model(seeing).tokenizer.convert_tokens_to_ids("<image>")
+    assert server.refusal(COMPLETIONS, {"prompt": [image]})["param"] == "prompt"
+
+
+def test_a_policy_of_text_refuses_images_in_one_line(narrow: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        narrow.openai().chat.completions.create(model="tiny", messages=asked(picture(0).data_url()))
+    assert refused.value.param == "messages.0.content.0.image_url"
+    assert "reads text" in refused.value.message and "\n" not in refused.value.message
