@@ -14,7 +14,7 @@ from grpo_pl.environment import Observation, listed, text_of
 from grpo_pl.extras.agents.tool_calls import Call, Result
 from grpo_pl.openai_format.messages import Message
 from grpo_pl.policy.dialogue import Dialogue, messages_of
-from grpo_pl.policy.template import PROBE_TOOL, Example, PromptTemplate, takes_tools, telling
+from grpo_pl.policy.template import PROBE_TOOL, Example, PromptTemplate, in_parts, takes_tools, telling
 from grpo_pl.policy.trained import ServedModel
 from grpo_pl.processes.time_limit import TooSlow, time_limit
 from serve.errors import ApiError, bad_request
@@ -211,8 +211,8 @@ class Renderer:
         try:
             if given and not self._takes_tools:
                 messages, given = telling(messages, self.model.tools.told(tools), self.model.tokenizer), None
-            apply = self.model.tokenizer.apply_chat_template
-            return str(apply(list(messages), tools=given, tokenize=False, add_generation_prompt=True))
+            apply, said = self.model.tokenizer.apply_chat_template, in_parts(messages, self.model.tokenizer)
+            return str(apply(said, tools=given, tokenize=False, add_generation_prompt=True))
         except Exception as error:  # raised by jinja or by the template itself
             told = " ".join(str(error).split())[:200]
             raise _bad(f"the model's chat template cannot write them: {told}") from error

@@ -47,6 +47,15 @@ LLAVA: dict[str, Any] = {
 """Four tokens an image."""
 FAMILIES = {"smolvlm": SMOLVLM, "idefics3": {**SMOLVLM, "model_type": "idefics3"}, "llava": LLAVA}
 
+SMOLVLM_CHAT = (
+    "{% for message in messages %}{{ message['role'] | capitalize }}"
+    "{% if message['content'][0]['type'] == 'image' %}{{ ':' }}{% else %}{{ ': ' }}{% endif %}"
+    "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}"
+    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+"""As SmolVLM and Idefics3 have it: it reads parts of messages, and nothing of a message that is a text."""
+
 
 def image_policy(family: str = "smolvlm", **fields: Any) -> PolicyConfig:
     """A policy of some thousand random weights."""

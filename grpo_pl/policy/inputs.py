@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from grpo_pl.policy.template import PromptTemplate
+from grpo_pl.policy.template import READER, PromptTemplate
 from grpo_pl.types import Conversation, PromptInputs
 
 if TYPE_CHECKING:  # texts are scored without torch
@@ -61,17 +61,17 @@ class InputReading(Protocol):
         """(n, H) of each: what the language model reads at the n places of its prompt. Equal inputs are read once."""
 
 
-_READER, _READING = "grpo_pl_reader", "_grpo_pl_reading"
+_READING = "_grpo_pl_reading"
 
 
 def use_reader(tokenizer: PreTrainedTokenizerBase, reader: PromptReader) -> None:
     """Gives a tokenizer the reader of its policy's prompts."""
-    setattr(tokenizer, _READER, reader)
+    setattr(tokenizer, READER, reader)
 
 
 def reader_of(tokenizer: Any) -> PromptReader | None:
     """The reader of a policy's prompts; None where they are text."""
-    return getattr(tokenizer, _READER, None)
+    return getattr(tokenizer, READER, None)
 
 
 def use_reading(model: PreTrainedModel, reading: InputReading) -> None:

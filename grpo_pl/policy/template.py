@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 THINK_TAGS = ("<think>", "</think>")
 ANSWER_TAGS = ("<answer>", "</answer>")
+READER = "grpo_pl_reader"
+"""Attribute of a tokenizer whose prompts hold more than text: see ``inputs``."""
 PLACEHOLDER = "<image>"
 """Stands in a prompt's text for an image; transformers' processors of image-text models write it likewise."""
 
@@ -93,7 +95,7 @@ class PromptTemplate:
                 ]
             messages += [{"role": role, "content": text} for role, text in turns]
             messages = telling(messages, told_tools, tokenizer) if told_tools else messages
-            given = [dict(tool) for tool in tools] or None
+            messages, given = in_parts(messages, tokenizer), [dict(tool) for tool in tools] or None
             try:
                 text = tokenizer.apply_chat_template(messages, tools=given, tokenize=False, add_generation_prompt=True)
             except Exception as error:  # of jinja, or raised by the template itself
@@ -197,6 +199,17 @@ class PromptTemplate:
         if self.chat and not has_template:
             raise ValueError("template.chat is true, but the tokenizer has no chat template. Set it to null or false.")
         return has_template if self.chat is None else self.chat
+
+
+def in_parts(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
+    """The messages as the chat template of an image-text model reads them: many leave out a text that is no part of a
+    message."""
+    given = [dict(message) for message in messages]
+    if hasattr(tokenizer, READER) and not _writes("1+1=", [{"role": "user", "content": "1+1="}], tokenizer):
+        for message in given:
+            if isinstance(message["content"], str):
+                message["content"] = [{"type": "text", "text": message["content"]}]
+    return given
 
 
 def _as_text(content: Any) -> str:

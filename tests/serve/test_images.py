@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from grpo_pl.extras.images.chat import LIMITS
+from grpo_pl.openai_format.messages import Message
 from grpo_pl.policy.export import TrainedWith, export_policy
 from grpo_pl.policy.inputs import encode_prompt
 from grpo_pl.policy.loading import load_model, load_tokenizer
@@ -23,9 +24,10 @@ from grpo_pl.rollout.decoding import sample_keys
 from grpo_pl.rollout.engine import generate_request
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.types import SamplingParams
+from serve.prompts import Prompts
 from tests.docs.pages import blocks, page
-from tests.images import image_policy, picture
-from tests.serve.bodies import CHAT, COMPLETIONS, EVALUATE, post, streamed
+from tests.images import SMOLVLM_CHAT, image_policy, picture
+from tests.serve.bodies import CHAT, COMPLETIONS, EVALUATE, on_a_loop, post, streamed
 
 SHOWN = (picture(0), picture(1, 40, 20))
 SAMPLING = SamplingParams(max_completion_length=12)
@@ -126,6 +128,23 @@ def test_an_image_stands_where_its_message_has_it(server: Any, seeing: Path) -> 
     assert tokens([part(url), *texts])[7:9] == [before, behind] == tokens([*texts, part(url)])[:2]
     joined = tokens([part(url)], "1")  # messages of one role are one
     assert joined[:7] == whole[1:8] and joined[7:] == tokenizer("\n\n1<think>", add_special_tokens=False).input_ids
+
+
+@on_a_loop
+async def test_turns_go_through_the_chat_template_with_their_images_and_texts(seeing: Path) -> None:
+    async def read(*messages: dict[str, Any]) -> str:
+        prompt = await Prompts(model).from_messages([Message.model_validate(each) for each in messages])
+        return str(model.tokenizer.decode(prompt.ids)).replace("<fake_token_around_image>", "|")
+
+    model = find_model(seeing)
+    model.tokenizer.chat_template = SMOLVLM_CHAT
+    (shown,) = asked(picture(0).data_url(), text="1")
+    turns = ({"role": "assistant", "content": "2"}, {"role": "user", "content": "3"})
+    image = "|<global-img>" + 4 * "<image>" + "|"
+    told = await read({"role": "developer", "content": "Be brief."}, shown, *turns)
+    assert told == f"System: Be brief.\nUser:{image}1\nAssistant: 2\nUser: 3\nAssistant:<think>"
+    without = await read({"role": "user", "content": "1"}, *turns)
+    assert without == "User: 1\nAssistant: 2\nUser: 3\nAssistant:<think>"
 
 
 def encoded(content: bytes, kind: str = "png") -> str:

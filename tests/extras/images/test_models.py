@@ -14,8 +14,8 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from grpo_pl.policy.inputs import encode_prompt, reading_of
 from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
 from grpo_pl.policy.lora import Lora
-from grpo_pl.policy.template import PromptTemplate
-from tests.images import FAMILIES, LLAVA, SMOLVLM, image_policy, picture
+from grpo_pl.policy.template import Example, PromptTemplate
+from tests.images import FAMILIES, LLAVA, SMOLVLM, SMOLVLM_CHAT, image_policy, picture
 
 TEMPLATE = PromptTemplate()
 MARKED = {"smolvlm": 7, "idefics3": 7, "llava": 4}
@@ -192,3 +192,24 @@ def test_such_a_model_goes_on_as_text_without_the_field() -> None:
     for tree in (SMOLVLM, LLAVA):
         policy = PolicyConfig(from_scratch=tree)
         assert len(load_tokenizer(policy)) == 3 + 96 + 4  # no placeholder
+
+
+CHATML = "{% for m in messages %}{{ m['role'] + ':' + m['content'] }}{{ '\\n' }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "asked"),
+    [(SMOLVLM_CHAT, "System: Be brief.\nUser: 1\nAssistant: 2\nUser: How many?\nAssistant:"),
+     (CHATML, "system:Be brief.\nuser:1\nassistant:2\nuser:How many?\n")],
+)  # fmt: skip
+def test_a_chat_template_shows_all_texts_of_a_prompt(chat_template: str, asked: str) -> None:
+    tokenizer = load_tokenizer(image_policy())
+    tokenizer.chat_template = chat_template
+    template = PromptTemplate(system="Be brief.", examples=[Example(question="1", completion="2")])
+    assert template.render("How many?", tokenizer) == asked
+    if chat_template == SMOLVLM_CHAT:
+        seen = encode_prompt("How many?", {"images": (picture(0),)}, template, tokenizer)
+        text = tokenizer.decode(seen.ids)
+        assert text.startswith("System: Be brief.") and text.endswith("How many?\nAssistant:")
+        turns = [{"role": "user", "content": "How many?"}]
+        assert PromptTemplate().render(tuple(turns), tokenizer) == "User: How many?\nAssistant:"
