@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,15 +103,18 @@ def test_a_resumed_run_writes_each_rollout_once(whole: WholeRun) -> None:
 
 
 def _seen(make_experience: Callable[..., Experience], step: int, *pictures: Picture) -> Experience:
-    prompts = [Problem(id=i, question="?", answer="7", columns={"images": (one,)}) for i, one in enumerate(pictures, 1)]
-    prompts += [Problem(id=9, question="?", answer="7", columns={"images": ["a column of text runs"]})]
-    return make_experience(
+    """As of a policy that reads images, though these were drawn from one of text."""
+    prompts = [Problem(id=i, question="?", answer="7") for i in (*range(1, len(pictures) + 1), 9)]
+    experience = make_experience(
         {prompt.id: ["7", "no"] for prompt in prompts},
         batch=PromptBatch(step=step, prompts=prompts, valid=[True] * len(prompts)),
         rewards=[ExactReward(correctness=True)],
         algorithm=GRPOAlgorithm(group_size=2, beta=0.0, scale="none"),
         max_completion_length=4,
     )
+    columns = [*({"images": (one,)} for one in pictures), {"images": ["a column of text runs"]}]
+    shown = [replace(prompt, columns=own) for prompt, own in zip(prompts, columns, strict=True)]
+    return replace(experience, samples=replace(experience.samples, prompts=shown))
 
 
 def test_a_row_names_its_images_and_small_copies_lie_beside_the_file(

@@ -2,6 +2,7 @@
 the first rollout and after the last, each once, whatever the interval."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,16 +57,15 @@ def test_completions_are_kept_of_the_first_and_the_last_and_loggers_with_tables_
 
 def test_a_problem_names_its_images(make_experience: Callable[..., Experience]) -> None:
     picture = Picture.of(bytes(3), 1, 1)
-    prompts = [
-        Problem(id=1, question="?", answer="7", columns={"images": (picture,)}),
-        Problem(id=2, question="?", answer="7"),
-    ]
+    prompts = [Problem(id=number, question="?", answer="7") for number in (1, 2)]
     batch = PromptBatch(step=0, prompts=prompts, valid=[True, True])
     algorithm = GRPOAlgorithm(group_size=2, beta=0.0)
     rewards = [ExactReward(correctness=True)]
     texts = {1: ["7", "no"], 2: ["7", "no"]}
     samples = make_experience(texts, batch=batch, rewards=rewards, algorithm=algorithm, max_completion_length=4).samples
     outputs = {"sampled": grade(rewards, samples), "greedy": None}
+    shown = [replace(prompts[0], columns={"images": (picture,)}), prompts[1]]
+    batch = PromptBatch(step=0, prompts=shown, valid=[True, True])
     assert [answers_row(batch, number, outputs).get("images") for number in (0, 1)] == [[picture.sha256], None]
 
 

@@ -90,7 +90,7 @@ def _text(ids: Sequence[int]) -> str:
 
 
 def test_an_episode_is_one_sequence_of_which_only_the_actions_are_learnt() -> None:
-    for prompt, completion, written in _examples(Words(), observation="[{observation}]"):
+    for prompt, completion, written, _ in _examples(Words(), observation="[{observation}]"):
         a, b, c = _text(completion).replace("<eos>", "").replace("[", "").replace("]", "")[::2]
         assert _text(prompt) == f"?\n{a}"
         assert _text(completion) == f"{a}<eos>[{b}]{b}<eos>[{c}]{c}<eos>"
@@ -117,7 +117,7 @@ def test_the_loss_is_the_mean_over_the_tokens_of_actions() -> None:
     logprobs, mask = demonstration_logprobs(model, batch, pad_token_id=int(tokenizer.pad_token_id))
     loss = -(logprobs * mask).sum() / mask.sum()
     nll, count = 0.0, 0
-    for prompt, completion, written in batch:
+    for prompt, completion, written, _ in batch:
         logprobs = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
         own = [i for i, mine in enumerate(written) if mine]
         nll -= sum(logprobs[i, completion[i]].item() for i in own)

@@ -22,6 +22,7 @@ from grpo_pl.rollout.engine import RolloutInterrupted
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import Problem, SamplingParams
 from tests.conftest import TINY_POLICY
+from tests.images import image_policy
 
 POLICY = {**TINY_POLICY, "num_hidden_layers": 2, "max_position_embeddings": 64}
 PROBLEMS = [Problem(id=i, question=f"{i}+{i + 1}=", answer=str(2 * i + 1)) for i in range(4)]
@@ -33,9 +34,9 @@ def _any_policy_on_any_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "LEAST_PARAMETERS", 0)
 
 
-def _module(dtype: Any = "float32", **parts: Any) -> GRPOModule:
+def _module(dtype: Any = "float32", policy: PolicyConfig | None = None, **parts: Any) -> GRPOModule:
     module = GRPOModule(
-        PolicyConfig(from_scratch=POLICY, dtype=dtype),
+        policy or PolicyConfig(from_scratch=POLICY, dtype=dtype),
         [ExactReward(correctness=True)],
         algorithm=GRPOAlgorithm(group_size=4),
         sampling=SamplingParams(max_completion_length=32),
@@ -96,15 +97,25 @@ def test_a_stop_ends_the_measurement() -> None:
         _gain(_module(), stop=True)
 
 
-def test_a_policy_that_looks_at_no_image_gives_the_same_answers_with_those_of_others() -> None:
-    """Of one that reads text alone all stay; one that copies from its image has others, wherever these differ in it."""
+class _LooksAway:
+    """A sampler that answers by the question alone."""
+
+    def sample(self, model: Any, prompts: list[Problem], **_: Any) -> Any:
+        return SimpleNamespace(completions=[f"<answer>{prompt.question}</answer>" for prompt in prompts])
+
+
+def test_a_policy_that_looks_at_no_image_gives_the_same_answers_with_those_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of one that looks away all stay; one that copies from its image has others, wherever these differ in it."""
     problems = ShapePrompts(questions=("color",)).validation(20)
-    module = _module()
+    module = _module(policy=image_policy())
+    with pytest.raises(RolloutInterrupted):
+        unmoved_answers(module, problems, lambda: True)
+    monkeypatch.setattr(GRPOModule, "sampler", _LooksAway())
     assert unmoved_answers(module, [*PROBLEMS, *problems], lambda: False) == (20, 20)
     assert unmoved_answers(module, PROBLEMS, lambda: False) == (0, 0)
     assert unmoved_answers(module, problems[:1], lambda: False) == (0, 0)  # there is no other image
-    with pytest.raises(RolloutInterrupted):
-        unmoved_answers(module, problems, lambda: True)
 
 
 class _CopiesAPixel:
