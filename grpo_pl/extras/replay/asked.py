@@ -48,10 +48,12 @@ class Asked:
                 completion itself.
 
         Raises:
-            CannotReplay: there is none, or the run's completions are episodes.
+            CannotReplay: there is none, or the run's completions are episodes, or its policy reads images.
         """
         if run.settings["model"].get("environment") is not None:
             raise CannotReplay(f"{run.path} was played in an environment, and one completion is no whole answer there.")
+        if (run.settings["model"].get("policy") or {}).get("images"):
+            raise CannotReplay(f"the policy of {run.path} reads images, and a question given as a text has none.")
         if not question.strip() or (answer is not None and not answer.strip()):
             raise CannotReplay("the question or the answer is empty: give both as texts, such as '12+34=' and 46.")
         gold = ""

@@ -330,6 +330,7 @@ def _edit(run: Path, name: str, old: str, new: str) -> None:
         ([QUESTION], lambda run: _edit(run, "completions.jsonl", '"step": 4', '"step": 3'), "as the run"),
         ([QUESTION], lambda run: _edit(run, "config.yaml", "ExactReward", "MyReward"), "--run-rewards"),
         ([QUESTION], lambda run: _edit(run, "config.yaml", "environment: null", "environment: {a: 1}"), "environment"),
+        ([QUESTION], lambda run: _edit(run, "config.yaml", "    images: false", "    images: true"), "reads images"),
         ([QUESTION], lambda run: _edit(run, "run.json", '"digest": "', '"digest": "0'), "the data hold other problems"),
     ],
 )
