@@ -72,9 +72,10 @@ def check_parts(
     for name, term in algorithm.active_terms.items():
         call(name, term, "check_run", sampling=sampling, in_environment=environment is not None)
     check_episodes(environment, algorithm, rewards)
-    if module.policy_config.images and (environment is not None or privileged is not None):
-        other = "model.environment" if environment is not None else "model.privileged"
-        raise ValueError(f"policy.images does not go with {other}, whose prompts are text: leave out one of the two.")
+    of_text = {"environment": environment, "privileged": privileged, "teacher and model.teachers": teachers or None}
+    others = [name for name, part in of_text.items() if part is not None]
+    if module.policy_config.images and others:
+        raise ValueError(f"policy.images does not go with model.{others[0]}, where text alone is read: leave out one.")
     check_teachers(teachers, algorithm, temperature=sampling.temperature)
     if bool(privileged) != bool(needs.teacher and needs.teacher.of_itself):
         raise ValueError(

@@ -21,6 +21,7 @@ from grpo_pl.objective.terms.echo import ECHO
 from grpo_pl.objective.terms.self_distillation import SelfDistillation
 from grpo_pl.policy.loading import PolicyConfig
 from grpo_pl.policy.privileged import PrivilegedText
+from grpo_pl.policy.teacher import TeacherConfig
 from grpo_pl.rewards import ExactReward
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.engine import NativeEngine
@@ -30,6 +31,8 @@ from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import Rollout, SamplingParams
 from tests.gradient_step import SHAPE
 from tests.training.test_lightning_module import QUIET
+
+IMAGES = PolicyConfig(path="none", images=True)
 
 
 class OneByOne(RolloutEngine):
@@ -94,11 +97,27 @@ def test_an_engine_that_passes_its_arguments_on_is_taken() -> None:
             },
             r"^ECHO would learn the fed end of a thought .*thinking_budget null",
         ),
+        (
+            {"policy": IMAGES, "environment": AgentEnvironment(agent="agents.py:agent", parser=TagCalls())},
+            r"^policy\.images does not go with model\.environment",
+        ),
+        (
+            {"policy": IMAGES, "privileged": PrivilegedText(texts=["{answer}"])},
+            r"^policy\.images does not go with model\.privileged",
+        ),
+        (
+            {"policy": IMAGES, "teacher": TeacherConfig(path="none", url="http://127.0.0.1:1/v1")},
+            r"^policy\.images does not go with model\.teacher",
+        ),
+        (
+            {"policy": IMAGES, "teachers": {"a": TeacherConfig(path="none"), "b": TeacherConfig(path="other")}},
+            r"^policy\.images does not go with .*model\.teachers",
+        ),
     ],
 )
 def test_parts_that_would_learn_something_else_are_refused(fields: dict[str, Any], line: str) -> None:
     with pytest.raises(ValueError, match=line):
-        GRPOModule(policy=PolicyConfig(path="none"), rewards=[ExactReward(correctness=True)], **fields)
+        GRPOModule(**{"policy": PolicyConfig(path="none"), "rewards": [ExactReward(correctness=True)], **fields})
 
 
 class _Own(SingleDeviceStrategy):
