@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from grpo_pl.data.image_limits import IMAGE_COLUMNS
 from grpo_pl.environment import Observation, text_of
-from grpo_pl.files.rows import Row, parsed_lines
+from grpo_pl.files.rows import Row, line_name, parsed_lines, read_lines
 from grpo_pl.functional.sampling import row_key
 from grpo_pl.types import Conversation
 
@@ -58,6 +59,20 @@ def read_demonstrations(path: str | Path) -> list[Demonstration]:
     if not found:
         raise ValueError(f"{file} holds no demonstrations.")
     return found
+
+
+def refuse_images(path: str | Path) -> None:
+    """Refuses a file of demonstrations with images, which are not read.
+
+    Raises:
+        ValueError: a line has an image in a column, by its number.
+    """
+    for number, _, row in read_lines(Path(path)):
+        if (name := next((name for name in IMAGE_COLUMNS if row.get(name)), None)) is not None:
+            raise ValueError(
+                f"{line_name(path, number)} has a column {name!r}, and images of demonstrations in files are not read "
+                "yet: leave the column out, or let the prompt source make the demonstrations."
+            )
 
 
 def draw_in_passes(rows: Sequence[T], *, step: int, count: int, seed: int) -> list[T]:

@@ -6,6 +6,7 @@ import inspect
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from grpo_pl.data.datamodule import RolloutDataModule
+from grpo_pl.data.demonstrations import refuse_images
 from grpo_pl.distributed.strategy import WHOLE_ONLY, FSDP2Strategy, check_strategy, computed_by
 from grpo_pl.environment import Environment
 from grpo_pl.evaluation.held_out import HeldOutMetrics, Validation
@@ -76,6 +78,11 @@ def check_parts(
     others = [name for name, part in of_text.items() if part is not None]
     if module.policy_config.images and others:
         raise ValueError(f"policy.images does not go with model.{others[0]}, where text alone is read: leave out one.")
+    if module.policy_config.images:
+        files = (demonstrations and demonstrations.file, module.cold_start and module.cold_start.demonstrations)
+        for file in files:
+            if file and Path(file).is_file():  # one that is missing is refused where it is needed
+                refuse_images(file)
     check_teachers(teachers, algorithm, temperature=sampling.temperature)
     if bool(privileged) != bool(needs.teacher and needs.teacher.of_itself):
         raise ValueError(

@@ -93,6 +93,8 @@ class SFTModule(StepModule):
         Raises:
             ValueError: a model that cannot be loaded, or rows that cannot be learned from, by file and number.
         """
+        if self.policy_config.images:
+            raise ValueError("policy.images does not go with `grpo-pl sft`, whose rows are read as text: set it false.")
         if self.policy_config.characters == FROM_DATA:
             self.policy_config = replace(self.policy_config, characters=CHARACTERS + self._further_characters(data))
         self.tokenizer = load_tokenizer(self.policy_config)

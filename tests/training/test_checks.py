@@ -1,7 +1,9 @@
 """What of a run's parts cannot go together, before anything is computed."""
 
+import json
 import re
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from grpo_pl.rewards import ExactReward
 from grpo_pl.rollout.engine import RolloutEngine
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.training.checks import check_engine, check_trainer, warn_of_earlier_rules
+from grpo_pl.training.cold_start import ColdStart
 from grpo_pl.training.demonstrated import DemonstrationBatches
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.types import Rollout, SamplingParams
@@ -118,6 +121,25 @@ def test_an_engine_that_passes_its_arguments_on_is_taken() -> None:
 def test_parts_that_would_learn_something_else_are_refused(fields: dict[str, Any], line: str) -> None:
     with pytest.raises(ValueError, match=line):
         GRPOModule(**{"policy": PolicyConfig(path="none"), "rewards": [ExactReward(correctness=True)], **fields})
+
+
+@pytest.mark.parametrize("column", [{"image": "a.png"}, {"images": ["a.png", "b.png"]}])
+@pytest.mark.parametrize("part", ["cold_start", "demonstrations"])
+def test_files_of_demonstrations_with_images_are_refused_where_the_policy_reads_images(
+    tmp_path: Path, part: str, column: dict[str, Any]
+) -> None:
+    file = tmp_path / "shown.jsonl"
+    row = {"prompt": "1+1=", "completion": "2"}
+    fields: dict[str, Any] = {"cold_start": ColdStart(steps=1, demonstrations=str(file))}
+    if part == "demonstrations":
+        chord = GRPOAlgorithm(terms={"chord": CHORD(coef=0.5)})
+        fields = {"demonstrations": DemonstrationBatches(file=str(file)), "algorithm": chord}
+    for lines, refused in (([row, {**row, "image": None}], False), ([row, {**row, **column}], True)):
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        for policy in (IMAGES, PolicyConfig(path="none")):
+            told = pytest.raises(ValueError, match=r"^line 2 of '.*shown\.jsonl' has a column 'image")
+            with told if refused and policy is IMAGES else nullcontext():
+                GRPOModule(policy=policy, rewards=[ExactReward(correctness=True)], **fields)
 
 
 class _Own(SingleDeviceStrategy):

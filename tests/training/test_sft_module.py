@@ -290,6 +290,11 @@ def _faults(folder: Path) -> dict[str, tuple[dict[str, Any], list[Any], str]]:
             ROWS,
             "did you mean val/loss?",
         ),
+        "images": (
+            {"model": {"policy": {"from_scratch": TINY_POLICY, "images": True}}},
+            [{**good, "image": "a.png"}, good],
+            "policy.images does not go with `grpo-pl sft`",
+        ),
         "no model": ({"model": {"policy": {"path": str(folder / "nothing")}}}, ROWS, "nothing"),
     }
 
