@@ -12,7 +12,7 @@ import torch
 
 from grpo_pl.files.rows import read_object
 from grpo_pl.policy.lora import Lora, add_adapters, base_of, merged
-from grpo_pl.policy.pretrained import MANIFEST, check_pretrained, load_pretrained, one_clear_line
+from grpo_pl.policy.pretrained import MANIFEST, check_kind, check_pretrained, load_pretrained, one_clear_line
 from grpo_pl.policy.quantization import keep_form, keep_out_of_checkpoints, nf4_config
 from grpo_pl.policy.template import ANSWER_TAGS, PLACEHOLDER, THINK_TAGS
 from grpo_pl.policy.tokenizer import CHARACTERS, FROM_DATA, character_tokenizer
@@ -50,7 +50,7 @@ class PolicyConfig:
     of all other weights. null does not quantize."""
     images: bool = False
     """Load an image-text model (SmolVLM, Idefics3, LLaVA) with its image processor, and read the images of problems;
-    false takes any model for one of text."""
+    false loads a causal language model, and refuses such a one."""
     train_vision: bool = False
     """With ``images``, train the vision tower as well; false trains the language model and what leads to it."""
     max_image_tokens: int = 2048
@@ -192,6 +192,7 @@ def load_model(
     source = path or policy.source
     if source is None or not weights:
         config = model_config(policy, tokenizer, source)
+        check_kind(kind, config)
         of_config = getattr(config, "dtype", None) or torch.float32
         dtype = of_config if policy.dtype == "auto" else getattr(torch, policy.dtype)
         with torch.random.fork_rng(devices=[]):

@@ -150,9 +150,23 @@ def check_pretrained(kind: Any, source: str, *, head: str = "") -> None:
     if not (Path(source) / "adapter_config.json").is_file():
         with one_clear_line(source, "model"):
             config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        check_kind(kind, config)
         quantized = getattr(config, "quantization_config", None)
     if quantized is None:
         _loaded(kind, source, head, _NOWHERE)
+
+
+def check_kind(kind: Any, config: Any) -> None:
+    """Refuses to take an image-text model for one of text, which transformers builds none of."""
+    from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        AutoModelForCausalLM,
+    )
+
+    reads_images = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    if kind is AutoModelForCausalLM and reads_images and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(f"{config.model_type} is an image-text model: set `policy.images: true`.")
 
 
 _NOWHERE: Mapping[str, Any] = {"device_map": "meta"} if importlib.util.find_spec("accelerate") else {}

@@ -40,7 +40,7 @@ def known_type(model_type: str) -> str:
     """
     if model_type not in MARKUP:
         raise ValueError(
-            f"policy.images: {model_type} is not supported; {', '.join(MARKUP)} are. Set it false for text alone."
+            f"policy.images: {model_type} is not supported; {', '.join(MARKUP)} are. Set it false for a model of text."
         )
     return model_type
 

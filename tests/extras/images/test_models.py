@@ -12,10 +12,10 @@ import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from grpo_pl.policy.inputs import encode_prompt, reading_of
-from grpo_pl.policy.loading import PolicyConfig, load_model, load_tokenizer
+from grpo_pl.policy.loading import PolicyConfig, check_weights, load_model, load_tokenizer
 from grpo_pl.policy.lora import Lora
 from grpo_pl.policy.template import Example, PromptTemplate
-from tests.images import FAMILIES, LLAVA, SMOLVLM, SMOLVLM_CHAT, image_policy, picture
+from tests.images import FAMILIES, SMOLVLM_CHAT, image_policy, picture
 
 TEMPLATE = PromptTemplate()
 MARKED = {"smolvlm": 7, "idefics3": 7, "llava": 4}
@@ -188,10 +188,18 @@ def test_a_text_policy_loads_nothing_of_images() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_such_a_model_goes_on_as_text_without_the_field() -> None:
-    for tree in (SMOLVLM, LLAVA):
-        policy = PolicyConfig(from_scratch=tree)
-        assert len(load_tokenizer(policy)) == 3 + 96 + 4  # no placeholder
+@pytest.mark.parametrize("family", FAMILIES)
+def test_such_a_model_is_refused_without_the_field(family: str, tmp_path: Path) -> None:
+    load_model(image_policy(family), load_tokenizer(image_policy(family))).save_pretrained(tmp_path)
+    scratch, saved = PolicyConfig(from_scratch=FAMILIES[family]), PolicyConfig(path=str(tmp_path))
+    tokenizer = load_tokenizer(scratch)
+    told = rf"^{family} is an image-text model: set `policy\.images: true`\.$"
+    for policy in (scratch, saved):
+        for weights in (True, False):
+            with pytest.raises(ValueError, match=told):
+                load_model(policy, tokenizer, weights=weights)
+    with pytest.raises(ValueError, match=told):
+        check_weights(saved)
 
 
 CHATML = "{% for m in messages %}{{ m['role'] + ':' + m['content'] }}{{ '\\n' }}{% endfor %}"
