@@ -112,11 +112,15 @@ def asked_of(
         return reader.asked(asked, columns)
     messages = () if isinstance(asked, str) else asked
     parts = (part for message in messages if isinstance(message["content"], list) for part in message["content"])
-    pictures = columns.get("images")
-    has_pictures = isinstance(pictures, tuple) and any(hasattr(each, "png") for each in pictures)
-    if has_pictures or any(part["type"] != "text" for part in parts):
+    if has_pictures(columns) or any(part["type"] != "text" for part in parts):
         raise ValueError("the problem has an image, and the policy reads text: set model.policy.images true.")
     return asked
+
+
+def has_pictures(columns: Mapping[str, Any]) -> bool:
+    """True for columns with images that were read; one of that name that stands as it is in a file holds none."""
+    pictures = columns.get("images")
+    return isinstance(pictures, tuple) and any(hasattr(each, "png") for each in pictures)
 
 
 def encode_prompt(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 
 from grpo_pl.policy.dialogue import Dialogue
-from grpo_pl.policy.inputs import EncodedPrompt, asked_of, encode_prompt, encode_prompts, reader_of
+from grpo_pl.policy.inputs import EncodedPrompt, asked_of, encode_prompt, encode_prompts, has_pictures, reader_of
 from grpo_pl.policy.loading import context_length
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.rollout.engine import RolloutEngine, Watching, generate_request
@@ -202,7 +202,7 @@ class CompletionSampler:
         try:
             return encode_prompt(problem.asked, problem.columns, self.template, self.tokenizer)
         except ValueError as error:
-            if reader_of(self.tokenizer) is None and not problem.columns.get("images"):
+            if reader_of(self.tokenizer) is None and not has_pictures(problem.columns):
                 raise
             raise ValueError(f"prompt {problem.id}: {error}") from error
 

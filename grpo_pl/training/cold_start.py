@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.pytorch import Trainer
 
+from grpo_pl.data.cells import image_digests
 from grpo_pl.data.demonstrations import Demonstration, draw_in_passes, read_demonstrations
 from grpo_pl.distributed.strategy import computed_by
 from grpo_pl.environment import Player, text_of
@@ -187,7 +188,7 @@ class ColdStart:
     def _question(self, prompt: Problem) -> str | Conversation:
         """The question that a demonstration answers."""
         if self.privileged is None:  # images stay where messages have them
-            return prompt.asked if prompt.columns.get("images") else prompt.question
+            return prompt.asked if image_digests(prompt) else prompt.question
         asked = self.privileged.asked(prompt)
         if asked is None:
             raise ValueError(

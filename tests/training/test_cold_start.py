@@ -28,7 +28,7 @@ from grpo_pl.training.cold_start_fit import MUON_RATE, SaveNowAndThen, StartData
 from grpo_pl.training.optimization import Optimization
 from grpo_pl.training.sft import Example
 from grpo_pl.training.step_run import Rows
-from grpo_pl.types import Problem
+from grpo_pl.types import Conversation, Problem
 from tests.conftest import TINY_POLICY
 
 POLICY = PolicyConfig(
@@ -405,6 +405,24 @@ def test_demonstrations_may_be_asked_for_with_a_text_that_the_policy_does_not_se
         start.from_source(ArithmeticPrompts(digits=2), None, 0)
     with pytest.raises(ValueError, match="privileged is for demonstrations of the source"):
         ColdStart(demonstrations="shown.jsonl", privileged=text)
+
+
+class _Conversations(ArithmeticPrompts):
+    """Sums asked in messages, with a column of texts that is called ``images``."""
+
+    def prompts(self, step: int, attempt: int = 0, *, count: int) -> list[Problem]:
+        found = super().prompts(step, attempt, count=count)
+        return [replace(p, messages=_asked(p.question), columns={"images": ["a.png"]}) for p in found]
+
+
+def _asked(question: str) -> Conversation:
+    return ({"role": "system", "content": "Add."}, {"role": "user", "content": question})
+
+
+def test_a_column_called_images_that_is_not_read_changes_no_demonstration() -> None:
+    plain = SHORT.from_source(ArithmeticPrompts(digits=2), None, 0)
+    shown = SHORT.from_source(_Conversations(digits=2), None, 0)
+    assert [(each.question, each.completion) for each in shown] == [(p.question, p.completion) for p in plain]
 
 
 # --- a process that was killed in its middle ---

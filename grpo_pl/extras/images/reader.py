@@ -32,7 +32,7 @@ class ImageReader:
 
     def asked(self, asked: str | Conversation, columns: Mapping[str, Any]) -> str | Conversation:
         """A question has its images before its text; a conversation has them where its messages say."""
-        pictures = columns.get("images") or ()
+        pictures = _pictures(columns)
         if not pictures or not isinstance(asked, str):
             return asked
         return ({"role": "user", "content": [*[{"type": "image"}] * len(pictures), {"type": "text", "text": asked}]},)
@@ -48,7 +48,7 @@ class ImageReader:
         Raises:
             ValueError: there are more or fewer images than placeholders, or an image takes too many tokens.
         """
-        shown = [tuple[Picture, ...](each.get("images") or ()) for each in columns]
+        shown = list(map(_pictures, columns))
         alike: dict[tuple[tuple[int, int], ...], list[int]] = {}
         for number, (text, pictures) in enumerate(zip(texts, shown, strict=True)):
             if (places := text.count(PLACEHOLDER)) != len(pictures):
@@ -99,3 +99,9 @@ class ImageReader:
                     f"an image of {picture.width}x{picture.height} takes {tokens} tokens, and "
                     f"policy.max_image_tokens is {self.most_tokens}: raise it, or give a smaller image."
                 )
+
+
+def _pictures(columns: Mapping[str, Any]) -> tuple[Picture, ...]:
+    """The images of a problem; a column of that name that was read as it stands holds none."""
+    given = columns.get("images")
+    return tuple(each for each in given if isinstance(each, Picture)) if isinstance(given, tuple) else ()

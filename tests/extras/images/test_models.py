@@ -151,9 +151,10 @@ def test_a_text_policy_refuses_a_problem_with_an_image() -> None:
 
 
 def test_a_column_of_that_name_without_images_stays_a_column() -> None:
-    tokenizer = load_tokenizer(PolicyConfig(from_scratch={"model_type": "qwen2"}))
-    for value in (("a", "b"), "a.png", 3, None):
-        assert encode_prompt("1+1=", {"images": value}, TEMPLATE, tokenizer).inputs is None
+    for policy in (PolicyConfig(from_scratch={"model_type": "qwen2"}), image_policy()):
+        tokenizer = load_tokenizer(policy)
+        for value in (("a", "b"), ["a.png"], "a.png", 3, None):
+            assert encode_prompt("1+1=", {"images": value}, TEMPLATE, tokenizer).inputs is None
 
 
 def test_the_placeholder_in_a_text_is_no_image() -> None:
