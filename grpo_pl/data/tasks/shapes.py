@@ -112,7 +112,7 @@ class ShapePrompts(GeneratedPrompts):
             unseen = split == "val" and self.held_out == "combinations"
             drawn = self.drawn(number, unseen=unseen)
             if unseen or self._hash_holds_out(drawn.scene) == (split == "val"):
-                yield self.problem(number, drawn)
+                yield self.problem(drawn)
 
     def drawn(self, number: int, *, unseen: bool = False) -> Drawn:
         """The scene and question of a number.
@@ -124,9 +124,11 @@ class ShapePrompts(GeneratedPrompts):
         ask = {"count": self._count, "color": self._color, "relation": self._relation}[rng.choice(self.questions)]
         return next(filter(None, (ask(rng, unseen) for _ in range(TRIES))))
 
-    def problem(self, number: int, drawn: Drawn) -> Problem:
+    def problem(self, drawn: Drawn) -> Problem:
+        """One scene with one question is one problem, and always drawn alike."""
+        number = row_key("shapes", *map(str, drawn.scene), drawn.question)
         return Problem(
-            id=row_key("shapes", *map(str, drawn.scene), drawn.question),
+            id=number,
             question=drawn.question,
             answer=drawn.answer,
             columns={

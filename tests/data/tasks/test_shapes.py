@@ -121,8 +121,18 @@ def test_a_problem_depends_on_seed_and_number_alone() -> None:
     assert source.prompts(5, count=20)[:8] == later
     assert source.validation(30)[:10] == ShapePrompts(seed=3).validation(10)
     assert ShapePrompts(seed=4).prompts(5, count=8) != later
-    number = 12345
-    assert source.problem(number, source.drawn(number)) == source.problem(number, source.drawn(number))
+    assert source.problem(source.drawn(12345)) == source.problem(source.drawn(12345))
+
+
+def test_a_scene_with_a_question_is_one_problem_with_one_picture() -> None:
+    source, other = (ShapePrompts(questions=("color",), most=3, seed=seed) for seed in (0, 1))
+    scenes = [source.drawn(number) for number in range(300)]
+    problems = [source.problem(scene) for scene in scenes]
+    pictures = {problem.id: image_digests(problem) for problem in problems}
+    assert len(pictures) < 290
+    assert [image_digests(problem) for problem in problems] == [pictures[problem.id] for problem in problems]
+    assert len({digest for (digest,) in pictures.values()}) == len(pictures)  # another question has other tints
+    assert image_digests(other.problem(scenes[0])) != pictures[other.problem(scenes[0]).id]
 
 
 def test_no_answer_is_common() -> None:
