@@ -245,6 +245,8 @@ class RowPrompts(PromptSource):
         if self.images:
             row = {name: value for name, value in row.items() if name not in IMAGE_COLUMNS}
             pixels = (problem,) if isinstance(problem, str) else (*image_digests(problem),)
+            if isinstance(problem, Problem) and problem.messages is not None:  # in which no image is, but its place
+                row[self.question] = problem.messages
         return json.dumps([number, row, *pixels], default=str)
 
     def problem(self, number: int, row: Mapping[str, Any], folder: Path | None = None) -> Problem | str:

@@ -251,9 +251,18 @@ print([m for m in sys.modules if m.startswith(('PIL', 'grpo_pl.extras.images'))]
     assert done.stdout.strip() == "[]"
 
 
-def test_the_digest_is_of_pixels(files: Path, jsonl: Write) -> None:
+@pytest.mark.parametrize(
+    "row",
+    [
+        lambda image: {"question": "?", "image": image},
+        lambda image: {"question": [_said({"type": "image", "image": image}, _text("?"))]},
+        lambda image: {"prompt": [_said(_text("?"), {"type": "image_url", "image_url": {"url": image}})]},
+        lambda image: {"question": [_said(MARK, {"type": "image", "image": image})], "images": [_url("white")]},
+    ],
+)
+def test_the_digest_is_of_pixels(row: Callable[[str], dict[str, Any]], files: Path, jsonl: Write) -> None:
     def digest(image: Any) -> str:
-        path = jsonl([{"question": "?", "answer": "1", "image": image}])
+        path = jsonl([{**row(image), "answer": "1"}])
         return TablePrompts(path=path, images=True, val_share=0).digests()["train"]
 
     by_path = digest("red.png")
