@@ -36,7 +36,7 @@ function showGroups() {
       chip(`in all ${signed(group.lasting)}`), chip(`without it ${nats(group.without)} nats`));
     if (group.right !== null) facts.append(chip(`${group.right} of ${group.size} right`));
     const card = element("article", { class: "card completion" }, facts, element("pre", { text: group.question }), textBlock(group.answer));
-    if (culprit && index === 0) card.classList.add("mine");
+    if (JSON.stringify(group) === JSON.stringify(culprit)) card.classList.add("mine");
     return card;
   }));
 }

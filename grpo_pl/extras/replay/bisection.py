@@ -70,7 +70,7 @@ class Bisection:
     step: int | None
     """The step that was looked at if it taught the answer: an effect of `NATS` or more, and of `SHARE` of the rise."""
     groups: Sequence[Group]
-    """Of the step that was looked at, those that moved the completion most."""
+    """Of the step that was looked at, those that moved the completion most, and the one that raised it most."""
     all_groups: int
     """How many were left out in turn."""
     states: int
@@ -102,10 +102,10 @@ class Bisection:
 
     @property
     def culprit(self) -> Group | None:
-        """The group that moved the answer most at once, if the step is named and owes it at least `SHARE` of that."""
-        if self.step is None or not self.groups or not 0 < SHARE * self.at_once <= self.groups[0].moved:
-            return None
-        return self.groups[0]
+        """The group that raised the answer most at once, if the step is named and owes it at least `SHARE` of that."""
+        first = raised_most(self.groups)
+        named = self.step is not None and first is not None and 0 < SHARE * self.at_once <= first.moved
+        return first if named else None
 
     @property
     def gain(self) -> float:
@@ -184,7 +184,7 @@ def bisect(
         lasting=0.0 if look is None else look.lasting,
         coasted=0.0 if look is None else look.coasted,
         step=steepest if named else None,
-        groups=groups[:MOST_GROUPS],
+        groups=[each for place, each in enumerate(groups) if place < MOST_GROUPS or each is raised_most(groups)],
         all_groups=len(groups),
         states=len(_kept(recorded, every)),
         every=every,
@@ -295,19 +295,25 @@ def conclusions(found: Bisection) -> list[str]:
             f"{found.at_once:+.2f} nats at once ({before:.2f} → {after:.2f}) and by {found.lasting:+.2f} in all; "
             f"{between} it rose by {found.rise:.2f}."
         )
-        first = found.groups[0]
+        first = raised_most(found.groups)
+        assert first is not None, "a step has groups"
         rest, them = found.at_once - first.moved, "it" if named(first) == "demonstration" else "them"
         if found.culprit is not None:
             lines.append(f"its {named(first)} did: without {them} the update moves the answer by {rest:+.2f} at once.")
         else:
             lines.append(
-                f"no single group of it did: without {named(first)}, which moved the answer most, the update still "
+                f"no single group of it did: without {named(first)}, which raised the answer most, the update still "
                 f"moves it by {rest:+.2f} at once."
             )
     reason = f" ({'; '.join(found.other_here)})" if found.other_here else ""
     equal = "bit for bit" if found.exact else f"equal up to rounding only{reason}"
     lines.append(f"held to the record: {found.held_to}, {equal}.")
     return lines
+
+
+def raised_most(groups: Sequence[Group]) -> Group | None:
+    """The group that raised the answer most at once, whatever others did against it; None of none."""
+    return max(groups, key=lambda group: group.moved, default=None)
 
 
 def named(group: Group) -> str:

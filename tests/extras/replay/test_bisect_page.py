@@ -72,6 +72,20 @@ def test_the_page_needs_nothing_from_outside_and_texts_stay_data() -> None:
             ],
         ),
         ({"groups": [DRAWN]}, ["step 1 (rollout 2) taught it", "no single group of it did"]),
+        (  # a stronger group worked against the answer
+            {"groups": [replace(DRAWN, moved=-3.0), replace(SHOWN, moved=2.9)], "at_once": 2.0},
+            [
+                "step 1 (rollout 2) taught it",
+                "its demonstration did: without it the update moves the answer by -0.90 at once",
+            ],
+        ),
+        (
+            {"groups": [replace(DRAWN, moved=-3.0), replace(SHOWN, moved=0.5)], "at_once": 2.0},
+            [
+                "step 1 (rollout 2) taught it",
+                "without demonstration, which raised the answer most, the update still moves it by +1.50",
+            ],
+        ),
         ({"step": None}, ["no single step did it: of 6.00 nats between 0 and 3 rollouts"]),
         (
             {"curve": [(0, -20.0), (1, -20.5)], "highest": 0, "steepest": None, "step": None},
@@ -83,6 +97,14 @@ def test_what_is_concluded_names_what_there_is(changes: dict[str, object], told:
     lines = conclusions(replace(FOUND, **changes))  # type: ignore[arg-type]
     assert all(part in line for part, line in zip(told, lines, strict=False))
     assert len(lines) == len(told) + 1 and lines[-1] == "held to the record: 32 completions, bit for bit."
+
+
+def test_the_culprit_is_the_group_that_raised_the_answer_most_whatever_worked_against_it() -> None:
+    against, taught = replace(DRAWN, moved=-3.0), replace(SHOWN, moved=2.9)
+    found = replace(FOUND, groups=[against, taught], at_once=2.0)
+    assert found.culprit is taught and found.as_json()["culprit"]["moved"] == 2.9
+    assert replace(found, step=None).culprit is None and replace(found, groups=[against]).culprit is None
+    assert replace(found, at_once=5.9).culprit is None  # half of that would be 2.95
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------------
@@ -124,6 +146,14 @@ def test_nothing_that_was_written_runs_and_every_part_is_there(browser: Browser,
     loaded = "performance.getEntriesByType('resource').map(e => e.name).filter(n => !n.startsWith('data:'))"
     assert browser.run(f"return {loaded}") == []
     assert browser.console() == []
+
+
+@needs_browser
+def test_the_culprit_is_marked_though_another_group_moved_the_answer_more(browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "bisect.html"
+    write_page(replace(FOUND, groups=[replace(DRAWN, moved=-6.0), SHOWN]), file)
+    browser.open(file.as_uri())
+    assert browser.count("#members .mine") == 1 and browser.texts("#members .mine pre") == [HOSTILE]
 
 
 @needs_browser
