@@ -105,18 +105,24 @@ class LeaveOneOut(StepCallback):
         self._optimizer, self._total = trainer.optimizers[0], trainer.datamodule.steps  # type: ignore[attr-defined]
         update = replace(module.policy_update(self.step), report=lambda *_: None, after_step=lambda: None)
         self.before = self._score()
-        self.whole, self.none = self._behind(update, experience), self._behind(update, None)
+        self.whole = self._behind(update, experience)
+        self.none = self._behind(update, None) if _learns(update, experience) else self.whole
         self.groups = []
         for number in range(len(experience.samples.prompts)):
-            without = self._behind(update, _without_group(experience, number))
+            without = self._without(update, _without_group(experience, number))
             self.groups.append(_completions(experience, number, **self._moved(without)))
         for prompt, shown in _demonstrated(update).items():
-            without = self._behind(_without_demonstrations(update, prompt), experience)
+            without = self._without(_without_demonstrations(update, prompt), experience)
             texts = (shown[0].prompt, shown[0].completion)
             question, answer = (str(module.tokenizer.decode(each, skip_special_tokens=True)) for each in texts)
             told = {"kind": "demonstrations", "question": question, "answer": answer, "size": len(shown)}
             self.groups.append(Group(**told, **self._moved(without)))  # type: ignore[arg-type]
         self.groups.sort(key=lambda group: -abs(group.moved))
+
+    def _without(self, update: PolicyUpdate, experience: Experience) -> Behind:
+        """What is found behind an update from which a group is left out. With nothing left to learn from, the update
+        would take no step at all, and what the momentum does would count as the group's; so that is `none`."""
+        return self._behind(update, experience) if _learns(update, experience) else self.none
 
     def _moved(self, without: Behind) -> dict[str, float]:
         return {
@@ -131,7 +137,7 @@ class LeaveOneOut(StepCallback):
     def _behind(self, update: PolicyUpdate, experience: Experience | None) -> Behind:
         """What is found behind an update, which is taken back; None has a gradient of zero."""
         policy, optimizer = self._module.require_policy(), self._optimizer
-        per_rollout = update.algorithm.num_iterations * update.algorithm.num_minibatches
+        per_rollout = _optimizer_steps(update)
         with restored(policy), _restored(optimizer):
             self._configure(0)
             if experience is None:
@@ -192,10 +198,23 @@ def _without_group(experience: Experience, number: int) -> Experience:
     )
 
 
+def _learns(update: PolicyUpdate, experience: Experience) -> bool:
+    """Whether anything carries a gradient: a completion, or a demonstration whose share is not 0."""
+    besides = (update.beside(number) for number in range(_optimizer_steps(update)))
+    return bool(experience.active.any()) or any(
+        each.share and each.examples for each in besides if isinstance(each, Demonstrated)
+    )
+
+
+def _optimizer_steps(update: PolicyUpdate) -> int:
+    """Of one rollout."""
+    return update.algorithm.num_iterations * update.algorithm.num_minibatches
+
+
 def _demonstrated(update: PolicyUpdate) -> dict[tuple[int, ...], list[Example]]:
     """Tokens of a question -> its demonstrations in all optimiser steps of the rollout."""
     found: dict[tuple[int, ...], list[Example]] = {}
-    for number in range(update.algorithm.num_iterations * update.algorithm.num_minibatches):
+    for number in range(_optimizer_steps(update)):
         beside = update.beside(number)
         for example in beside.examples if isinstance(beside, Demonstrated) else ():
             found.setdefault(tuple(example.prompt), []).append(example)

@@ -16,8 +16,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from grpo_pl.data.demonstrations import draw_in_passes
 from grpo_pl.extras.replay import CannotReplay, bisect, cache
+from grpo_pl.extras.replay.asked import Asked
 from grpo_pl.extras.replay.bisect_command import curve_rows, show
 from grpo_pl.extras.replay.bisection import NATS, Bisection, conclusions, largest_rise, spacing
+from grpo_pl.extras.replay.forward import run_forward
+from grpo_pl.extras.replay.left_out import LeaveOneOut
+from grpo_pl.extras.replay.moment import checkpoint_at
 from grpo_pl.extras.replay.recorded import RecordedRun
 from grpo_pl.files.checkpoints import remove
 from grpo_pl.files.sharded_checkpoints import read_checkpoint
@@ -117,18 +121,30 @@ class Plain:
         return logits.log_softmax(dim=-1)[range(len(written)), written]
 
     @torch.no_grad()
-    def answer(self) -> float:
-        return float(self.logprobs(QUESTION, FACT).double().sum())
+    def answer(self, question: str = QUESTION, answer: str = FACT) -> float:
+        return float(self.logprobs(question, answer).double().sum())
+
+    def coasted(self, step: int) -> None:
+        """The weights behind a step of AdamW with a gradient of zero."""
+        optimizer = self.optimizer(step)
+        for parameter in self.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+
+    def optimizer(self, step: int) -> torch.optim.AdamW:
+        """That of a run whose warm-up is over, with the weights before a step."""
+        state = self.load(step)
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR, betas=(0.9, 0.99), weight_decay=0.0)
+        optimizer.load_state_dict(state["optimizer_states"][0])
+        optimizer.param_groups[0]["lr"] = LR
+        optimizer.zero_grad()
+        return optimizer
 
     def updated(self, step: int, completions: Sequence[dict[str, Any]], shown: Sequence[dict[str, str]]) -> float:
         """The answer behind the update of a step by these completions and demonstrations: (1 − μ) times the mean over
         completions of −A · mean log π, plus μ times the mean of −log π over the tokens of the demonstrations; clipped
         to a norm of 1, a step of AdamW."""
-        state = self.load(step)
-        optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR, betas=(0.9, 0.99), weight_decay=0.0)
-        optimizer.load_state_dict(state["optimizer_states"][0])
-        optimizer.param_groups[0]["lr"] = LR  # the warm-up is over
-        optimizer.zero_grad()
+        optimizer = self.optimizer(step)
         drawn = [
             -row["advantage"]
             * self.logprobs(row["prompt"], row["completion"], ended=row["finish_reason"] == "stop").mean()
@@ -203,6 +219,30 @@ def test_it_is_found_in_ten_of_ten_seeds_and_nothing_is_named_without_it_in_nine
     assert sum(_named(found) == (None, "") for found in silent) >= 9
 
 
+# --- one group with a gradient ---------------------------------------------------------------------------------------
+
+
+def test_the_only_group_that_learned_moved_the_answer_by_what_the_update_did_beside_the_momentum(
+    command_line: CommandLine, tmp_path: Path
+) -> None:
+    """Without it AdamW's step is that of a gradient of zero, which the momentum makes."""
+    options = ["--data.prompts_per_step=1", "--model.algorithm.group_size=8", f"--model.optimization.lr={LR}"]
+    options += ["--model.optimization.schedule=constant", "--model.optimization.warmup_rollouts=0"]
+    command_line.done("fit", f"--config={command_line.config()}", *options, "--name=alone")
+    run, plain, step = RecordedRun.open(command_line.runs / "alone"), Plain(command_line.runs / "alone"), 3
+    watch = LeaveOneOut(Asked.of(run, "1+1=", "2"), step, run.completed)
+    run_forward(run, checkpoint_at(run, step, say=_silent), step + 1, tmp_path / "made", None, [watch])
+    (group,) = watch.groups
+    plain.load(step + 1)
+    updated = plain.answer("1+1=", "2")
+    plain.coasted(step)
+    coasted = plain.answer("1+1=", "2")
+    assert abs(updated - coasted) > 1e-3 and abs(coasted - watch.before) > 0.1  # the momentum is most of that step
+    assert group.without == pytest.approx(coasted, abs=1e-4)
+    assert group.moved == watch.at_once == pytest.approx(updated - coasted, abs=1e-4)
+    assert watch.coasted == pytest.approx(coasted - watch.before, abs=1e-4)
+
+
 # --- what is kept and written -----------------------------------------------------------------------------------------
 
 
@@ -261,8 +301,6 @@ def test_what_is_printed_has_the_curve_the_groups_and_what_follows(found: Bisect
 def test_the_right_answer_is_a_demonstration_or_a_recorded_completion_or_the_given_text(
     command_line: CommandLine, run: Path
 ) -> None:
-    from grpo_pl.extras.replay.asked import Asked
-
     recorded = RecordedRun.open(run)
     shown = Asked.of(recorded, QUESTION, None)
     assert (shown.completion, shown.answer) == (FACT, "") and shown.origin.endswith("salted-0.jsonl")
