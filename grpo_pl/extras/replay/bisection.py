@@ -58,9 +58,9 @@ class Bisection:
     """Completed rollouts at the foot of the largest rise, and ``highest`` at its top."""
     highest: int
     steepest: int | None
-    """The step (from 0) with the largest gain; None where none has one."""
+    """The step (from 0) with the largest gain of that rise; None where there is no rise."""
     looked_at: int | None
-    """The step whose update was made again: the steepest, if the answer was learned."""
+    """The step whose update was made again: ``steepest``, if the answer was learned."""
     at_once: float
     """By how much that step's own gradient moved the answer at once; 0 where none was looked at."""
     lasting: float
@@ -157,11 +157,10 @@ def bisect(
     scores, held = _played(recorded, asked, every, exact=not other_here, say=say)
     curve = list(enumerate(scores.values, start=recorded.start))
     lowest, highest = largest_rise(curve)
-    gains = {step: after - before for (step, before), (_, after) in pairwise(curve)}
-    steepest = max(gains, key=gains.__getitem__)
+    steepest = steepest_step(curve, lowest, highest)
     rise = dict(curve)[highest] - dict(curve)[lowest]
     look, named = None, False
-    if rise >= NATS:
+    if rise >= NATS and steepest is not None:
         say(f"making the update of step {steepest} again without each of its groups.")
         look = _left_out(recorded, asked, steepest, exact=not other_here, run_rewards=run_rewards, say=say)
         named = effect_of(curve, steepest, look.at_once, look.lasting) >= max(NATS, SHARE * rise)
@@ -178,7 +177,7 @@ def bisect(
         curve=curve,
         lowest=lowest,
         highest=highest,
-        steepest=steepest if gains[steepest] > 0 else None,
+        steepest=steepest,
         looked_at=None if look is None else look.step,
         at_once=0.0 if look is None else look.at_once,
         lasting=0.0 if look is None else look.lasting,
@@ -223,6 +222,12 @@ def largest_rise(curve: Sequence[tuple[int, float]]) -> tuple[int, int]:
         if point[1] - foot[1] > high[1] - low[1]:
             low, high = foot, point
     return low[0], high[0]
+
+
+def steepest_step(curve: Sequence[tuple[int, float]], lowest: int, highest: int) -> int | None:
+    """The step with the largest gain between two numbers of completed rollouts; None if they are the same."""
+    gains = {step: after - before for (step, before), (_, after) in pairwise(curve) if lowest <= step < highest}
+    return max(gains, key=gains.__getitem__, default=None)
 
 
 def effect_of(curve: Sequence[tuple[int, float]], step: int, at_once: float, lasting: float) -> float:

@@ -18,7 +18,7 @@ from grpo_pl.data.demonstrations import draw_in_passes
 from grpo_pl.extras.replay import CannotReplay, bisect, cache
 from grpo_pl.extras.replay.asked import Asked
 from grpo_pl.extras.replay.bisect_command import curve_rows, show
-from grpo_pl.extras.replay.bisection import NATS, Bisection, conclusions, largest_rise, spacing
+from grpo_pl.extras.replay.bisection import NATS, Bisection, conclusions, largest_rise, spacing, steepest_step
 from grpo_pl.extras.replay.forward import run_forward
 from grpo_pl.extras.replay.left_out import LeaveOneOut
 from grpo_pl.extras.replay.moment import checkpoint_at
@@ -318,16 +318,23 @@ def test_the_right_answer_is_a_demonstration_or_a_recorded_completion_or_the_giv
 
 
 @pytest.mark.parametrize(
-    ("curve", "ends"),
+    ("curve", "ends", "steepest"),
     [
-        ([0.0], (0, 0)),
-        ([3.0, 2.0, 1.0], (0, 0)),
-        ([-9.0, -3.0, -4.0, -8.0, -2.5], (0, 4)),
-        ([-5.0, -9.0, -3.0, -8.0, -4.0], (1, 2)),
+        ([0.0], (0, 0), None),
+        ([3.0, 2.0, 1.0], (0, 0), None),
+        ([-9.0, -3.0, -4.0, -8.0, -2.5], (0, 4), 0),
+        ([-5.0, -9.0, -3.0, -8.0, -4.0], (1, 2), 1),
+        ([-12.0, -9.0, -5.0, -1.0, -9.0, -2.5], (0, 3), 1),  # a steeper step regained less behind the top
+        ([-9.0, -3.0, -12.0, -9.0, -5.0, -1.0], (2, 5), 3),  # or before the foot
     ],
 )
-def test_the_largest_rise_is_that_between_a_foot_and_a_later_top(curve: list[float], ends: tuple[int, int]) -> None:
-    assert largest_rise(list(enumerate(curve))) == ends
+def test_the_largest_rise_is_that_between_a_foot_and_a_later_top_and_its_steepest_step_lies_there(
+    curve: list[float], ends: tuple[int, int], steepest: int | None
+) -> None:
+    told = [(rollouts + 7, value) for rollouts, value in enumerate(curve)]
+    lowest, highest = largest_rise(told)
+    assert (lowest - 7, highest - 7) == ends
+    assert steepest_step(told, lowest, highest) == (None if steepest is None else steepest + 7)
 
 
 def test_states_are_kept_every_root_of_n_or_as_the_disk_allows(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
