@@ -211,7 +211,10 @@ def spacing(run: RecordedRun, disk: float | None) -> int:
             "GRPO_PL_REPLAY_GB no less."
         )
     fitting = int(limit // size) if size else count
-    return max(math.isqrt(count - 1) + 1, math.ceil(count / (fitting + 1)))
+    every = max(math.isqrt(count - 1) + 1, math.ceil(count / (fitting + 1)))
+    while len(_kept(run, every)) > fitting:
+        every += 1
+    return every
 
 
 def largest_rise(curve: Sequence[tuple[int, float]]) -> tuple[int, int]:
@@ -236,9 +239,10 @@ def effect_of(curve: Sequence[tuple[int, float]], step: int, at_once: float, las
     return max(at_once, min(lasting, max(value for rollouts, value in curve if rollouts > step) - before))
 
 
-def _kept(run: RecordedRun, every: int) -> list[int]:
-    """Completed rollouts of the states that are kept."""
-    return [rollouts for rollouts in range(run.start + 1, run.completed) if rollouts % every == 0]
+def _kept(run: RecordedRun, every: int) -> range:
+    """Completed rollouts of the states that are kept: between start and end, multiples of ``every`` from 0 as the
+    checkpoint of a fit counts."""
+    return range((run.start // every + 1) * every, run.completed, every)
 
 
 def _played(run: RecordedRun, asked: Asked, every: int, *, exact: bool, say: Say) -> tuple[Scores, Held]:

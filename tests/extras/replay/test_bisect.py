@@ -345,6 +345,28 @@ def test_states_are_kept_every_root_of_n_or_as_the_disk_allows(run: Path, monkey
     assert spacing(recorded, 100.0) == 6
 
 
+@pytest.mark.parametrize(
+    ("start", "completed", "room", "every"),
+    [
+        (2, 12, 1, 6),  # every 5 would be 5 and 10
+        (2, 12, 2, 4),  # 4 and 8
+        (9, 20, 1, 7),  # 14; every 6 would be 12 and 18
+        (3, 5, 1, 2),  # 4
+        (4, 6, 1, 2),  # none, as 4 is where it starts
+        (100, 131, 3, 9),  # every 8 would be 104, 112, 120 and 128
+    ],
+)
+def test_no_more_states_are_kept_than_fit_wherever_a_run_started(
+    run: Path, monkeypatch: pytest.MonkeyPatch, start: int, completed: int, room: int, every: int
+) -> None:
+    recorded = RecordedRun.open(run)
+    size = cache.size_of_state(recorded) / 1e9
+    monkeypatch.setattr(RecordedRun, "start", start)
+    monkeypatch.setattr(RecordedRun, "completed", completed)
+    assert spacing(recorded, (room + 0.5) * size) == every
+    assert sum(rollouts % every == 0 for rollouts in range(start + 1, completed)) <= room
+
+
 # --- wrong input ------------------------------------------------------------------------------------------------------
 
 
