@@ -308,13 +308,16 @@ def test_the_right_answer_is_a_demonstration_or_a_recorded_completion_or_the_giv
     assert Asked.of(recorded, QUESTION, "VWK").completion == "VWK"  # word by word
     rows = [json.loads(line) for line in (run / "completions.jsonl").read_text().splitlines()]
     told = {row["prompt"] for row in map(json.loads, (command_line.folder / "salted-0.jsonl").read_text().splitlines())}
-    right = [row for row in rows if row["correct"] and row["question"] not in told]
-    if right:
-        row = [each for each in right if each["question"] == right[0]["question"]][-1]
-        for answer in (None, row["answer"]):
-            asked = Asked.of(recorded, row["question"], answer)
-            assert (asked.completion, asked.answer) == (row["completion"], row["answer"])
-        assert Asked.of(recorded, row["question"], "no").completion == "no"
+    question = next(row["question"] for row in rows if row["question"] not in told)
+    drawn = [row for row in rows if row["question"] == question]
+    for number, row in enumerate(drawn):  # the last right one is not the last one
+        row |= {"completion": f"<think></think>{number}", "correct": number in (0, 2)}
+    (run / "completions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for answer in (None, drawn[2]["answer"]):
+        asked = Asked.of(RecordedRun.open(run), question, answer)
+        assert (asked.completion, asked.answer) == ("<think></think>2", drawn[2]["answer"])
+        assert asked.origin == f"right completion of step {drawn[2]['step']}, sample {drawn[2]['sample']}"
+    assert Asked.of(recorded, question, "no").completion == "no"
 
 
 @pytest.mark.parametrize(
