@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.table import Table
 
 from grpo_pl.cli.commands import check_at_least
-from grpo_pl.data.image_limits import IMAGE_COLUMNS, ImageLimits
 from grpo_pl.files.rows import check_output, row_writer
 from grpo_pl.files.tables import table_rows
 from grpo_pl.training.progress import progress_bar
@@ -147,17 +146,14 @@ def read_problems(
 
 
 def _with_images(row: Mapping[str, Any], question: str, file: Path, number: int) -> dict[str, Any]:
-    """The row with its images in the column ``images``."""
-    from grpo_pl.extras.images.row_images import read_images
+    from grpo_pl.extras.images.row_images import row_with_images
 
-    try:
-        messages, read = read_images(row, row.get(question), folder=file.parent, limits=ImageLimits())
-        if read and messages is not None:
-            raise ValueError("its question is a conversation with images: write it as a text.")
-    except ValueError as error:
-        raise ValueError(f"row {number} of {str(file)!r}: {error}") from error
-    kept = {name: value for name, value in row.items() if name not in IMAGE_COLUMNS}
-    return {**kept, **({"images": read} if read else {})}
+    read = row_with_images(row, question, file=file, number=number)
+    if read["images"] and not isinstance(read.get(question), str):
+        raise ValueError(
+            f"row {number} of {str(file)!r}: its question is a conversation with images: write it as a text."
+        )
+    return read if read["images"] else {name: value for name, value in read.items() if name != "images"}
 
 
 def _validated(kind: type[Model], fields: Mapping[str, Any], where: str) -> Model:

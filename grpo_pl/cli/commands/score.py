@@ -16,7 +16,6 @@ from rich.table import Table
 from grpo_pl.config.objects import ConfigArguments, settings
 from grpo_pl.config.suggestions import nearest
 from grpo_pl.data.cells import content_text
-from grpo_pl.data.image_limits import IMAGE_COLUMNS, ImageLimits
 from grpo_pl.files.rows import check_output, row_writer
 from grpo_pl.files.tables import ENDINGS, format_of, table_rows
 from grpo_pl.rewards.base import Reward, Score, Status, require_correctness
@@ -172,7 +171,10 @@ def score_file(
             first = summary.rows + 1
             whole = [_whole(row, names[0]) for row in batch]
             if images:
-                whole = [_with_images(row, file, number) for number, row in enumerate(whole, start=first)]
+                from grpo_pl.extras.images.row_images import row_with_images
+
+                numbered = enumerate(whole, start=first)
+                whole = [row_with_images(row, "prompt", file=file, number=number) for number, row in numbered]
             texts, golds, columns = _arrange(whole, names, first, episodes)
             scored = score_completions(rewards, completions=texts, answers=golds, columns=columns)
             for row in _describe(batch, scored, summary, first, answer_column):
@@ -216,18 +218,6 @@ def _whole(row: Mapping[str, Any], completion: str) -> Mapping[str, Any]:
         return row
     first = roles.index("assistant")
     return {"prompt": messages[:first], **row, completion: messages[first:]}
-
-
-def _with_images(row: Mapping[str, Any], file: Path, number: int) -> Mapping[str, Any]:
-    """The row with its images in the column ``images``, and with their places in the prompt."""
-    from grpo_pl.extras.images.row_images import read_images
-
-    try:
-        messages, read = read_images(row, row.get("prompt"), folder=file.parent, limits=ImageLimits())
-    except ValueError as error:
-        raise ValueError(f"row {number} of {str(file)!r}: {error}") from error
-    kept = {name: value for name, value in row.items() if name not in IMAGE_COLUMNS}
-    return {**kept, **({} if messages is None else {"prompt": list(messages)}), "images": read}
 
 
 def _seen(completion: Any, episodes: EpisodeSettings) -> str | None:

@@ -28,8 +28,6 @@ _PROCESSORS = {  # SmolVLM's own wants num2words and a video processor, which im
     "idefics3": ("Idefics3Processor", "Idefics3ImageProcessorPil"),
     "llava": ("LlavaProcessor", "CLIPImageProcessorPil"),
 }
-_KEPT = ("image_seq_len", "patch_size", "vision_feature_select_strategy", "num_additional_image_tokens")
-"""Settings of a processor that its folder may hold."""
 
 
 def known_type(model_type: str) -> str:

@@ -71,6 +71,21 @@ def read_images(
     return messages, tuple(images.read)
 
 
+def row_with_images(row: Mapping[str, Any], question: str, *, file: Path, number: int) -> dict[str, Any]:
+    """A row of a file with its images in the column ``images``, and with their places in the messages of its column
+    ``question``.
+
+    Raises:
+        ValueError: as `read_images`, by the number of the row, counted from 1.
+    """
+    try:
+        messages, read = read_images(row, row.get(question), folder=file.parent, limits=ImageLimits())
+    except ValueError as error:
+        raise ValueError(f"row {number} of {str(file)!r}: {error}") from error
+    kept = {name: value for name, value in row.items() if name not in IMAGE_COLUMNS}
+    return {**kept, **({} if messages is None else {question: list(messages)}), "images": read}
+
+
 def _of_columns(row: Mapping[str, Any]) -> list[Any]:
     """What the columns hold: any of them may be missing, null or empty."""
     cells = [row.get(name) for name in IMAGE_COLUMNS]
