@@ -48,7 +48,7 @@ REACHED = {
     },
     "grpo_pl/data/rows.py": {"grpo_pl.extras.images.row_images.read_images"},  # for data.source.images
     "grpo_pl/cli/commands/score.py": {"grpo_pl.extras.images.row_images.row_with_images"},  # for --images
-    "grpo_pl/cli/commands/evaluate.py": {"grpo_pl.extras.images.row_images.row_with_images"},  # for policies with images
+    "grpo_pl/cli/commands/evaluate.py": {"grpo_pl.extras.images.row_images.row_with_images"},  # policies with images
     "grpo_pl/cli/answering.py": {"grpo_pl.extras.agents.pool.EnvironmentPool"},  # for an export's environment
     "grpo_pl/policy/loading.py": {  # for model.policy.images
         "grpo_pl.extras.images.models.give_reader",
