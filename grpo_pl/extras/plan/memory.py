@@ -75,6 +75,8 @@ class Workload:
     checkpointing: bool
     offload: bool
     deferred: bool
+    in_buckets: bool = False
+    """Gradients are held in the buckets alone in which DDP averages them."""
     engine_bytes: int | None = None
     """Memory of an engine with a process of its own, besides its weights; None for one that draws in this process."""
     engine_weight_bytes: int = 0
@@ -190,7 +192,7 @@ def memory_plan(shape: Shape, work: Workload) -> MemoryPlan:
     if work.ahead and work.in_main_memory:  # those under way, and the one that is compared
         each = (shape.parameters + shape.trainable / cut) * float(work.weight_bytes)
         kept["weights of launches"] = (work.ahead + 1) * each
-    if work.layout == "ddp":
+    if work.layout == "ddp" and not work.in_buckets:
         gradients *= 2  # and the buckets in which they are averaged
     if work.layout == "fsdp" and work.deferred:
         gradients += shape.trainable * 4

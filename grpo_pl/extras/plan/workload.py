@@ -142,6 +142,7 @@ def workload(parts: Any, policy: PreTrainedModel, *, gpus: int, prompt_tokens: i
     adapted = model.policy.lora is not None  # whose start needs no copy
     return Workload(
         layout="single" if gpus == 1 and layout == "ddp" else layout,
+        in_buckets=bool(getattr(arguments, "gradient_as_bucket_view", False)),
         processes=gpus,
         rows=prompts // gpus * algorithm.group_size,
         group_size=algorithm.group_size,
