@@ -70,7 +70,8 @@ class ShapePrompts(GeneratedPrompts):
     permuted: bool = False
     """Give each held-out problem the image of another one: a policy that looks at its images answers by chance."""
     worked_share: float = 0.4
-    """Share of demonstrations with work; the others give the answer straight away."""
+    """Share of demonstrations with work; the others were written without looking: their answer is that to a question of
+    the same kind about another image."""
     most: int = 7
     """Most shapes of an image."""
 
@@ -94,8 +95,10 @@ class ShapePrompts(GeneratedPrompts):
         return self._unseen
 
     def demonstration(self, prompt: Problem, rng: random.Random) -> str:
-        work = prompt.columns["work"] if rng.random() < self.worked_share else ""
-        return f"<think>{work}</think><answer>\\boxed{{{prompt.answer}}}</answer>"
+        work, answer = prompt.columns["work"], prompt.answer
+        if rng.random() >= self.worked_share:
+            work, answer = "", self._asked(_kind(prompt.question), rng).answer
+        return f"<think>{work}</think><answer>\\boxed{{{answer}}}</answer>"
 
     def validation(self, count: int | None = None) -> list[Problem]:
         problems = super().validation(DEFAULT_HELD_OUT if count is None else count)
@@ -121,7 +124,11 @@ class ShapePrompts(GeneratedPrompts):
             unseen: it has a pair that training never has.
         """
         rng = random.Random(row_key(self.seed, "shapes", number))
-        ask = {"count": self._count, "color": self._color, "relation": self._relation}[rng.choice(self.questions)]
+        return self._asked(rng.choice(self.questions), rng, unseen)
+
+    def _asked(self, kind: Question, rng: random.Random, unseen: bool = False) -> Drawn:
+        """A scene with a question of a kind."""
+        ask = {"count": self._count, "color": self._color, "relation": self._relation}[kind]
         return next(filter(None, (ask(rng, unseen) for _ in range(TRIES))))
 
     def problem(self, drawn: Drawn) -> Problem:
@@ -186,6 +193,12 @@ class ShapePrompts(GeneratedPrompts):
             return None
         question = f"{'left of' if left else 'above'} {' '.join(pair)}"
         return Drawn(scene, question, " ".join(there), f"{PLACES[at]} {PLACES[beside]}")
+
+
+def _kind(question: str) -> Question:
+    """The kind of a question."""
+    first = question.split()[0]
+    return "count" if first == "count" else "color" if first == "color" else "relation"
 
 
 _ROWS = range(0, SIDE * SIDE, SIDE)

@@ -1,6 +1,7 @@
 """Questions about drawn shapes: answers read off the pixels again, splits, and pictures that are permuted."""
 
 import random
+import re
 from collections import Counter
 from contextlib import suppress
 from functools import cache
@@ -143,15 +144,27 @@ def test_no_answer_is_common() -> None:
         assert {p.question.split()[0] for p in source.prompts(0, count=600)} <= {kind, "left", "above"}
 
 
-def test_demonstrations_show_the_work_and_are_right() -> None:
+def test_demonstrations_with_work_are_right_and_the_others_did_not_look() -> None:
     reward, rng = MathReward(correctness=True), random.Random(0)
     problems = [p for p in training() if p.question.startswith("count")]
-    shown = [ShapePrompts(worked_share=share).demonstration(p, rng) for share in (0, 1) for p in problems]
-    assert all(score.correct for score in reward(shown, [p.answer for p in problems] * 2, {}))
-    assert shown[0] == f"<think></think><answer>\\boxed{{{problems[0].answer}}}</answer>"
-    assert f"<think>{problems[0].columns['work']}</think>" in shown[len(problems)]
+    answers = [p.answer for p in problems]
+    blind, worked = ([ShapePrompts(worked_share=share).demonstration(p, rng) for p in problems] for share in (0, 1))
+    assert all(score.correct for score in reward(worked, answers, {}))
+    assert f"<think>{problems[0].columns['work']}</think>" in worked[0]
+    assert all(text.startswith("<think></think><answer>\\boxed{") for text in blind)
+    right = sum(bool(score.correct) for score in reward(blind, answers, {})) / len(problems)
+    chance = sum(answers.count(answer) ** 2 for answer in set(answers)) / len(answers) ** 2
+    assert abs(right - chance) < 4 * (chance * (1 - chance) / len(problems)) ** 0.5
     with_work = sum("=" in ShapePrompts().demonstration(p, rng) for p in problems * 5)
     assert 0.3 < with_work / (5 * len(problems)) < 0.5
+
+
+@pytest.mark.parametrize(("kind", "form"), [("color", "[a-z]+"), ("relation", "[a-z]+ [a-z]+")])
+def test_who_does_not_look_answers_in_the_form_of_the_question(kind: str, form: str) -> None:
+    source, rng = ShapePrompts(questions=(kind,), worked_share=0), random.Random(0)  # type: ignore[arg-type]
+    shown = [source.demonstration(p, rng) for p in source.prompts(0, count=40)]
+    assert all(re.fullmatch(rf"<think></think><answer>\\boxed{{{form}}}</answer>", text) for text in shown)
+    assert len(set(shown)) > 2
 
 
 @pytest.mark.parametrize("questions", [("count",), ("count", "color", "relation")])
