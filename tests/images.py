@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from grpo_pl.extras.images.picture import Picture
 from grpo_pl.policy.loading import PolicyConfig
@@ -81,6 +84,16 @@ def training(**policy: Any) -> dict[str, Any]:
         "data__source": {"class_path": "grpo_pl.data.mixture.MixturePrompts", "init_args": parts},
         "model__max_tokens_per_microbatch": 150,
     }
+
+
+def on_images(config: Path, file: Path) -> Path:
+    """Writes ``config`` into ``file`` with these changes, for runs of other tests."""
+    tree = yaml.safe_load(config.read_text())
+    for place, value in training().items():
+        part, _, field = place.partition("__")
+        tree[part][field] = value
+    file.write_text(yaml.safe_dump(tree))
+    return file
 
 
 SEEING = {"train_vision": True}

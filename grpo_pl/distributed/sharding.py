@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from grpo_pl.policy.inputs import read_within_forward, reading_of
 from grpo_pl.policy.lora import has_adapters
 from grpo_pl.policy.weights import is_sharded
 
@@ -38,8 +39,10 @@ class Sharding:
 
 
 def transformer_blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks of a transformer: the items of the ``ModuleList`` with the most parameters; empty if there is none."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    """The blocks of a transformer, of one that reads more than text those of its language model: the items of the
+    ``ModuleList`` with the most parameters; empty if there is none."""
+    part: Any = model if reading_of(model) is None else cast("PreTrainedModel", model).get_decoder()
+    lists = [module for module in part.modules() if isinstance(module, nn.ModuleList)]
     largest = max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters()), default=nn.ModuleList())
     return list(largest.children())
 
@@ -57,7 +60,8 @@ def build_once(build: Callable[..., PreTrainedModel]) -> PreTrainedModel:
 
 def shard(model: PreTrainedModel, sharding: Sharding) -> None:
     """Shards a model in place, each transformer block as one FSDP unit and the rest as another; every rank gets its
-    part of rank 0's weights, and all of its buffers and generation settings. Every process must call it."""
+    part of rank 0's weights, and all of its buffers and generation settings, and trains the same weights. Every process
+    must call it."""
     weights = model.state_dict() if dist.get_rank() == 0 else {}
     device = torch.device(sharding.mesh.device_type)
     for name, buffer in model.named_buffers():
@@ -65,23 +69,42 @@ def shard(model: PreTrainedModel, sharding: Sharding) -> None:
         dist.broadcast(sent, src=0)
         owner, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(owner), leaf, sent)
-    if hasattr(model, "generation_config"):  # names the tokens that end a completion; a classifier has none
-        generation = [model.generation_config]
-        dist.broadcast_object_list(generation, src=0)
-        model.generation_config = generation[0]
+    told: list[Any] = [
+        getattr(model, "generation_config", None),  # names the tokens that end a completion; a classifier has none
+        {name for name, weight in model.named_parameters() if not weight.requires_grad},
+    ]
+    dist.broadcast_object_list(told, src=0)
+    if hasattr(model, "generation_config"):
+        model.generation_config = told[0]
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(name not in told[1])
     offload: OffloadPolicy = CPUOffloadPolicy() if sharding.cpu_offload else OffloadPolicy()
     precision = MixedPrecisionPolicy(param_dtype=sharding.param_dtype, reduce_dtype=sharding.reduce_dtype)
     for unit in (*transformer_blocks(model), model):
         fully_shard(unit, mesh=sharding.mesh, mp_policy=precision, offload_policy=offload)
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     set_model_state_dict(model, weights, options=options)
+    if reading_of(model) is not None:
+        read_within_forward(model)
+        if sharding.param_dtype is not None:  # a buffer, of which FSDP2 makes no copy in this type
+            head: Any = model.get_output_embeddings()
+            head.bias = head.bias.to(sharding.param_dtype)
 
 
 def whole_again(model: PreTrainedModel) -> PreTrainedModel:
     """A copy of a sharded model that `shard` can shard: whole on rank 0, without its weights on others, as `build_once`
     makes it. Every process must call it."""
     whole = whole_model(model)
-    return build_once(lambda weights=True: whole if weights else type(model)(model.config))
+
+    def build(*, weights: bool = True) -> PreTrainedModel:
+        if weights:
+            return cast("PreTrainedModel", whole)
+        made = type(model)(model.config)
+        if (reading := reading_of(model)) is not None:
+            reading.prepare(made)
+        return made
+
+    return build_once(build)
 
 
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
@@ -138,9 +161,13 @@ def whole_model(model: PreTrainedModel) -> PreTrainedModel | None:
     weights = whole_state_dict(model)
     if dist.get_rank() != 0:
         return None
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    copy: PreTrainedModel = AutoModelForCausalLM.from_config(model.config, dtype=model.dtype)
+    reading = reading_of(model)
+    kind = AutoModelForCausalLM if reading is None else AutoModelForImageTextToText
+    copy: PreTrainedModel = kind.from_config(model.config, dtype=model.dtype)
+    if reading is not None:
+        reading.prepare(copy)
     if has_adapters(model):
         copy.add_adapter(model.peft_config["default"])
     copy.load_state_dict(weights)

@@ -62,6 +62,7 @@ class InputReading(Protocol):
 
 
 _READING = "_grpo_pl_reading"
+_UNREAD = "grpo_pl_unread"
 
 
 def use_reader(tokenizer: PreTrainedTokenizerBase, reader: PromptReader) -> None:
@@ -153,16 +154,37 @@ def encode_prompts(
 
 def model_arguments(model: Any, ids: Tensor, inputs: Sequence[PromptInputs | None] | None) -> dict[str, Any]:
     """What ``model`` gets for token ids (rows, width): these, or what its reading makes of them and of ``inputs``, one
-    entry for each prompt in the order in which prompts stand in the ids.
+    entry for each prompt in the order in which prompts stand in the ids. A sharded model whose gradients are computed
+    reads them within its forward pass, see `read_within_forward`.
 
     Raises:
         ValueError: there are inputs, and the model reads none.
     """
     given = [each for each in inputs or () if each is not None]
     if (reading := reading_of(model)) is not None:
+        if hasattr(model, "unshard"):  # sharded by FSDP2
+            import torch
+
+            if torch.is_grad_enabled():
+                return {"input_ids": ids, _UNREAD: given}
+            model.unshard()  # what reads inputs, which stays so until the forward pass that follows
         return reading.arguments(model, ids, given)
     if given:
         raise ValueError(
             f"{type(model).__name__} reads text, and the prompts have images: set `images: true` for this model, too."
         )
     return {"input_ids": ids}
+
+
+def read_within_forward(model: PreTrainedModel) -> None:
+    """Lets a sharded model read the inputs of its prompts within its forward pass: there FSDP2 has gathered the weights
+    that do so, and it sums the gradients of these weights once nothing before the forward pass needs them any more."""
+
+    def read(module: Any, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        if (inputs := given.pop(_UNREAD, None)) is None:
+            return None
+        ids, reading = given.pop("input_ids"), reading_of(module)
+        assert reading is not None, "only model_arguments leaves inputs unread"
+        return args, {**given, **reading.arguments(module, ids, inputs)}
+
+    model.register_forward_pre_hook(read, with_kwargs=True)

@@ -195,8 +195,6 @@ class PolicyModule(LightningModule):
             raise ValueError(
                 "policy.quantization cannot be sharded by FSDP2: set it null, or another trainer.strategy."
             )
-        if sharded and self.policy_config.images:
-            raise ValueError("policy.images cannot be sharded by FSDP2 yet: set another trainer.strategy.")
         self._resolve_characters()
         self.tokenizer = load_tokenizer(self.policy_config)
         needs_weights = self._needs_start_weights()

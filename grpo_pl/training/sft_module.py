@@ -178,8 +178,6 @@ class SFTModule(StepModule):
             raise ValueError(
                 "policy.quantization cannot be sharded by FSDP2: set it null, or another trainer.strategy."
             )
-        if self.policy_config.images and isinstance(self.trainer.strategy, FSDP2Strategy):
-            raise ValueError("policy.images cannot be sharded by FSDP2 yet: set another trainer.strategy.")
         return load_model(self.policy_config, self.tokenizer, weights=weights)
 
     def on_fit_start(self) -> None:

@@ -127,14 +127,22 @@ def in_processes(tmp_path: Path) -> Callable[..., Ended]:
 
 STRATEGIES: dict[str, list[str]] = {
     "single": [],
+    "in threes": ["--model.engine=grpo_pl.rollout.plain.PlainEngine", "--model.engine.init_args.max_batch_rows=3"],
     "ddp": ["--config=configs/strategy/ddp.yaml"],
+    "four": ["--config=configs/strategy/ddp.yaml"],
     "fsdp": ["--config=configs/strategy/fsdp.yaml"],
     "sharded": [
         "--config=configs/strategy/fsdp.yaml",
         "--trainer.strategy.init_args.sharded_checkpoints=true",
         "--trainer.strategy.init_args.defer_gradient_sync=true",
     ],
+    "bfloat16": [
+        "--config=configs/strategy/fsdp.yaml",
+        "--trainer.strategy.init_args.param_dtype=bfloat16",
+    ],
 }
+WORLDS = {"single": 1, "in threes": 1, "four": 4}
+"""Processes; two of any other."""
 
 
 def grpo_pl(folder: Path, cache: Path, *args: object) -> int:
@@ -200,7 +208,7 @@ def completed(cache: Path, five_rollouts: Path, tmp_path_factory: pytest.TempPat
     def run(name: str, config: Path = five_rollouts) -> Run:
         if (name, config) not in made:
             folder = tmp_path_factory.mktemp(name)
-            world = 1 if name == "single" else 2
+            world = WORLDS.get(name, 2)
             flags = STRATEGIES[name]
             args = (folder / "runs", cache, "fit", f"--config={config}", *flags)
             ended = join(fork(grpo_pl, *args, folder=folder, world=world), folder)
