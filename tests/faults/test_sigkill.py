@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.conftest import Death
+from tests.faults.conftest import CONFIG, Death
+from tests.images import on_images
 
 VISITS = {"rollout": 150, "reward": 5, "update": 5, "save": 5, "seal": 5, "validation": 5}
 """Stage -> how often a run passes it, roughly; rollouts are counted in tokens."""
@@ -39,6 +40,18 @@ def test_deaths_in_a_cold_start_leave_no_trace(
     assert ours.fit("--resume") == 0, ours.log
     assert_same_end(ours)
     assert [file.suffix for file in (ours.cache / "cold_start").iterdir()] == [""]  # the result alone
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_five_deaths_of_a_run_on_images_leave_no_trace(
+    quickstart: Any, tmp_path: Path, assert_same_end: Callable[[Any], None]
+) -> None:
+    seeing = replace(quickstart, configs=(on_images(CONFIG, tmp_path / "seeing.yaml"),))
+    for planned in (Death("rollout", 40), Death("save", 2), Death("reward", 2), Death("seal", 1), Death("update", 2)):
+        assert seeing.fit("--resume", death=planned) == -signal.SIGKILL, seeing.log
+    assert seeing.fit("--resume") == 0, seeing.log
+    assert_same_end(seeing)
 
 
 @pytest.mark.slow
