@@ -19,6 +19,7 @@ from grpo_pl.extras.plan.memory import (
     token_budget,
 )
 from grpo_pl.extras.plan.workload import longest_prompt, meta_model, resolved_settings, workload
+from grpo_pl.policy.inputs import reading_of
 from grpo_pl.training.microbatches import MOST_TOKENS, MOST_TOKENS_ON_CPU
 
 USABLE = 0.92
@@ -51,10 +52,11 @@ def plan(
     parts = resolved_settings(files)
     model = meta_model(parts)
     said = []
+    longest, inputs, about = longest_prompt(parts) if prompt_tokens is None or reading_of(model) else (0, None, "")
     if prompt_tokens is None:
-        prompt_tokens, about = longest_prompt(parts)
+        prompt_tokens = longest
         said.append(f"prompts     {about}; --prompt-tokens sets another length")
-    work = workload(parts, model, gpus=gpus, prompt_tokens=prompt_tokens)
+    work = workload(parts, model, gpus=gpus, prompt_tokens=prompt_tokens, inputs=inputs)
     shape = shape_of(model)
     usable = USABLE * gpu_memory * GIB
     if parts.model.max_tokens_per_microbatch is None:  # a run finds the largest that fits by itself

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_pl.extras.kernels.launch import CHUNK_ELEMENTS, CHUNK_TOKENS
 from grpo_pl.functional import logprobs as head
+from grpo_pl.policy.inputs import reading_of
 from grpo_pl.policy.quantization import BITS_PER_WEIGHT
 
 if TYPE_CHECKING:
@@ -21,6 +22,20 @@ Layout = Literal["single", "ddp", "fsdp"]
 Fused = Literal["none", "gpu", "cpu"]
 """Which kernels compute parts of an update: those of GPUs norms, SiLU and the LM head, those of CPUs norms, SiLU and
 attention."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionShape:
+    """The sizes of a vision tower that its memory follows from."""
+
+    parameters: int
+    """Of the tower and what leads from it to the language model."""
+    layers: int
+    hidden: int
+    intermediate: int
+    patch: int
+    """Pixels of a side of a patch."""
+    trained: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +57,8 @@ class Shape:
     vocabulary: int
     head_size: int = 0
     """0 where it does not matter."""
+    vision: VisionShape | None = None
+    """None for a policy that reads text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +117,18 @@ class Workload:
     own_head: bool = False
     """It does so by a divergence, for which an update needs a copy of its LM head."""
     fused: Fused = "none"
+    input_bytes: int = 0
+    """Of the images of a prompt, as the model reads them."""
+    pixels: int = 0
+    """Of the images of a prompt."""
+
+    @property
+    def prompts_at_once(self) -> int:
+        """Most prompts in a micro-batch of completions of full length, one of which may be of the group before, and one
+        of that behind."""
+        others = 2 * (self.group_size - 1) * self.completion_tokens
+        whole = self.prompt_tokens + self.group_size * self.completion_tokens
+        return min(self.rows // self.group_size, max(1, (self.tokens + others) // whole))
 
     @property
     def longest(self) -> int:
@@ -146,6 +175,19 @@ def shape_of(model: PreTrainedModel) -> Shape:
     from grpo_pl.distributed.sharding import transformer_blocks
 
     config: Any = model.config.get_text_config()
+    vision = None
+    if reading_of(model) is not None:
+        whole: Any = model
+        language = {id(p) for part in (whole.get_decoder(), whole.get_output_embeddings()) for p in part.parameters()}
+        seeing, tower = model.config.vision_config, whole.get_encoder(modality="image")
+        vision = VisionShape(
+            parameters=sum(p.numel() for p in model.parameters() if id(p) not in language),
+            layers=seeing.num_hidden_layers,
+            hidden=seeing.hidden_size,
+            intermediate=seeing.intermediate_size,
+            patch=seeing.patch_size,
+            trained=any(p.requires_grad for p in tower.parameters()),
+        )
     heads = config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     blocks = transformer_blocks(model)
@@ -160,6 +202,7 @@ def shape_of(model: PreTrainedModel) -> Shape:
         key=(getattr(config, "num_key_value_heads", None) or heads) * size,
         vocabulary=config.vocab_size,
         head_size=size,
+        vision=vision,
     )
 
 
@@ -192,6 +235,8 @@ def memory_plan(shape: Shape, work: Workload) -> MemoryPlan:
     if work.ahead and work.in_main_memory:  # those under way, and the one that is compared
         each = (shape.parameters + shape.trainable / cut) * float(work.weight_bytes)
         kept["weights of launches"] = (work.ahead + 1) * each
+    if shape.vision is not None:
+        kept["pixels"] = float((work.ahead + 1) * work.rows // work.group_size * work.input_bytes)
     if work.layout == "ddp" and not work.in_buckets:
         gradients *= 2  # and the buckets in which they are averaged
     if work.layout == "fsdp" and work.deferred:
@@ -204,6 +249,8 @@ def memory_plan(shape: Shape, work: Workload) -> MemoryPlan:
     }
     if work.layout == "fsdp":
         update = {"gradients": gradients, **_fsdp_update(shape, work)}
+    if shape.vision is not None:
+        update["images"] = image_bytes(shape.vision, work, work.prompts_at_once, update=True)
     if work.teacher_head_bytes or work.own_head:
         own = shape.vocabulary * shape.hidden * work.weight_bytes if work.own_head else 0
         update["teacher's head"] = work.teacher_head_bytes + own
@@ -262,6 +309,19 @@ def activation_bytes(shape: Shape, work: Workload) -> tuple[float, float]:
     return shape.layers * block + ends, 0.0
 
 
+def image_bytes(vision: VisionShape, work: Workload, prompts: int, *, update: bool) -> float:
+    """Bytes for the images of so many prompts, which are encoded at once: a copy of their pixels, and for each patch
+    what a layer takes, 8 h + 2 f numbers (hidden size h, intermediate size f); in an update of a trained tower what all
+    layers keep, or with activation checkpointing their inputs and one layer at a time."""
+    layer = (8 * vision.hidden + 2 * vision.intermediate) * work.compute_bytes
+    kept = layer
+    if update and vision.trained:
+        inputs = vision.layers * vision.hidden * work.compute_bytes
+        kept = inputs + layer if work.checkpointing else vision.layers * layer
+    patches = work.pixels / vision.patch**2
+    return prompts * (work.input_bytes + patches * kept)
+
+
 def head_bytes(shape: Shape, work: Workload) -> float:
     """Kept probabilities, and two chunks of logits; independent of the number of tokens once there are many. Beside a
     teacher's head nothing is kept, and smaller chunks are in memory eight times. On a GPU one chunk in the type of the
@@ -290,7 +350,8 @@ def rollout_bytes(shape: Shape, work: Workload) -> dict[str, float]:
         columns = work.prompt_tokens + work.completion_tokens
         keys_and_values = float(work.rows * columns * shape.layers * 2 * shape.key * work.compute_bytes)
         logits = 3.0 * work.rows * shape.vocabulary * 4
-    copied = shape.parameters  # joined, packed or in another type: a second copy
+    copied = shape.parameters - (0 if shape.vision is None else shape.vision.parameters)
+    # joined, packed or in another type: a second copy
     if work.quantized and work.engine_bytes is None:  # those of the blocks stay as they are
         copied -= shape.layers * shape.block_parameters
     elif work.fused == "gpu" and shape.trainable == shape.parameters and work.passing_bytes == work.compute_bytes:
@@ -302,6 +363,8 @@ def rollout_bytes(shape: Shape, work: Workload) -> dict[str, float]:
     }
     if work.layout == "fsdp" and work.engine_bytes is None:
         parts["gathered weights"] = float(shape.parameters * work.compute_bytes)
+    if shape.vision is not None:
+        parts["images"] = image_bytes(shape.vision, work, work.rows // work.group_size, update=False)
     return parts
 
 

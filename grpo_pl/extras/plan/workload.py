@@ -21,7 +21,7 @@ from grpo_pl.extras.kernels.fused_modules import is_fused
 from grpo_pl.extras.kernels.library import training_kernels
 from grpo_pl.extras.plan.memory import Fused, KernelLayout, Layout, Workload, shape_of, teacher_bytes
 from grpo_pl.objective.algorithm import GRPOAlgorithm
-from grpo_pl.policy.inputs import encode_prompts
+from grpo_pl.policy.inputs import encode_prompts, reading_of
 from grpo_pl.policy.loading import PolicyConfig, context_length, load_model, load_tokenizer
 from grpo_pl.policy.quiet import quiet_libraries
 from grpo_pl.policy.teacher import TeacherConfig
@@ -35,6 +35,7 @@ from grpo_pl.training.defaults import prompts_of_a_step
 from grpo_pl.training.frozen_models import teacher_configs
 from grpo_pl.training.microbatches import MOST_TOKENS
 from grpo_pl.training.module import GRPOModule
+from grpo_pl.types import PromptInputs
 
 ASSUMED_PROMPT = 256
 """Tokens of a prompt where none can be read."""
@@ -57,20 +58,28 @@ def meta_model(parts: Any) -> PreTrainedModel:
         return load_model(policy, tokenizer, weights=False)
 
 
-def longest_prompt(parts: Any) -> tuple[int, str]:
-    """Tokens of the longest of the first prompts, and what that is; where they cannot be read, an assumption."""
+def longest_prompt(parts: Any) -> tuple[int, PromptInputs | None, str]:
+    """Tokens of the longest of the first prompts, the largest inputs of one, and what that is; an assumption where they
+    cannot be read."""
     if parts.model.environment is not None:
-        return ASSUMED_PROMPT, f"{ASSUMED_PROMPT} tokens are assumed, for those of an environment are not looked at"
+        about = f"{ASSUMED_PROMPT} tokens are assumed, for those of an environment are not looked at"
+        return ASSUMED_PROMPT, None, about
     try:
         source = build(PromptSource, parts.data.source, "data.source")
         problems = source.prompts(0, count=min(PROMPTS_READ, parts.data.prompts_per_step or PROMPTS_READ))
     except (OSError, ImportError, ValueError) as error:
         why = str(error).strip().splitlines()[0].rstrip(".")
-        return ASSUMED_PROMPT, f"{ASSUMED_PROMPT} tokens are assumed, for the data cannot be read ({why})"
+        return ASSUMED_PROMPT, None, f"{ASSUMED_PROMPT} tokens are assumed, for the data cannot be read ({why})"
     template, tokenizer = build(PromptTemplate, parts.model.template, "model.template"), load_tokenizer(_policy(parts))
     encoded = encode_prompts([(problem.asked, problem.columns) for problem in problems], template, tokenizer)
     longest = max(len(prompt.ids) for prompt in encoded)
-    return longest, f"{longest} tokens, the longest of the first {len(problems)}"
+    largest = max((prompt.inputs for prompt in encoded if prompt.inputs is not None), key=input_bytes, default=None)
+    return longest, largest, f"{longest} tokens, the longest of the first {len(problems)}"
+
+
+def input_bytes(inputs: PromptInputs) -> int:
+    """Bytes of what a model reads beside a prompt."""
+    return sum(tensor.nbytes for tensor in inputs.tensors.values())
 
 
 def _policy(parts: Any) -> PolicyConfig:
@@ -97,12 +106,17 @@ def teachers_of(parts: Any, layout: Layout) -> tuple[float, float]:
     return max(sizes), heads
 
 
-def workload(parts: Any, policy: PreTrainedModel, *, gpus: int, prompt_tokens: int) -> Workload:
+def workload(
+    parts: Any, policy: PreTrainedModel, *, gpus: int, prompt_tokens: int, inputs: PromptInputs | None = None
+) -> Workload:
     """The work of one of ``gpus`` processes.
 
     Args:
         policy: the model, from `meta_model`.
+        inputs: images of a prompt; None for one small image of a policy that reads images.
     """
+    if inputs is None and (reading := reading_of(policy)) is not None:
+        inputs = reading.probe.inputs
     model = parts.model
     algorithm = build(GRPOAlgorithm, model.algorithm, "model.algorithm")
     prompts = parts.data.prompts_per_step or prompts_of_a_step(algorithm.group_size, None)
@@ -141,6 +155,8 @@ def workload(parts: Any, policy: PreTrainedModel, *, gpus: int, prompt_tokens: i
     largest, heads = teachers_of(parts, layout) if asked else (0.0, 0.0)
     adapted = model.policy.lora is not None  # whose start needs no copy
     return Workload(
+        input_bytes=0 if inputs is None else input_bytes(inputs),
+        pixels=0 if inputs is None else inputs.tensors["pixel_values"].numel() // 3,
         layout="single" if gpus == 1 and layout == "ddp" else layout,
         in_buckets=bool(getattr(arguments, "gradient_as_bucket_view", False)),
         processes=gpus,
