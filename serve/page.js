@@ -4,7 +4,7 @@ const at = (id) => document.getElementById(id);
 const OPEN = 6, FIRST_OPEN = 16;  // groups up to these sizes begin with all texts open, and with the first
 const FIELDS = { n: "Samples", temperature: "Temperature", top_p: "Top-p", max_tokens: "Length", seed: "Seed", tools: "Tools",
   messages: "Problem", answer: "Gold answer" };  // names in requests, and on the page
-const state = { running: null, model: null, example: null, samples: [], kind: null };
+const state = { running: null, model: null, example: null, samples: [], kind: null, images: [], reading: null };
 
 function fail(message) {
   at("error").textContent = message;
@@ -15,6 +15,7 @@ function fail(message) {
 function inWords({ message, param }) {
   const path = (param ?? "").split("."), name = path.find((part) => part in FIELDS);
   if (!name || !message.startsWith(`${param}: `)) return message;
+  if (path.includes("image_url")) return `Image ${Number(path[path.indexOf("content") + 1]) + 1}${message.slice(param.length)}`;
   const inside = name === "tools" && path.length > 1 ? ` (${path.slice(1).join(".")})` : "";
   return FIELDS[name] + inside + message.slice(param.length);
 }
@@ -67,8 +68,49 @@ function asked() {
   const options = { temperature: Number(at("temperature").value), top_p: Number(at("top_p").value), seed };
   if (at("max_tokens").value !== "") options.max_tokens = Number(at("max_tokens").value);
   if (tools.length) options.tools = tools;
-  const problem = at("problem").value, ours = state.example?.problem === problem;
-  return { problem, n: Number(at("n").value), answer: at("answer").value.trim(), options, columns: ours ? state.example.columns : {} };
+  const problem = at("problem").value, { example, images } = state;
+  const ours = example?.problem === problem && example.pictures.length === images.length && example.pictures.every((one, i) => one === images[i]);
+  return { problem, images, n: Number(at("n").value), answer: at("answer").value.trim(), options, columns: ours ? example.columns : {} };
+}
+
+// The user's turn, images first, as a row of training has them.
+function turn({ problem, images }) {
+  const parts = images.map(({ url }) => ({ type: "image_url", image_url: { url } }));
+  return { role: "user", content: parts.length ? [...parts, { type: "text", text: problem }] : problem };
+}
+
+const dataUrl = (file) => new Promise((done, failed) => {
+  const reader = new FileReader();
+  reader.onload = () => done(reader.result.replace(/^data:(application\/octet-stream)?;/, "data:image/png;"));  // of no known type
+  reader.onerror = () => failed(new Error(`Images: ${file.name} cannot be read.`));
+  reader.readAsDataURL(file);
+});
+
+async function chooseImages(files) {
+  const { per_prompt, megabytes } = state.limits, large = files.find((file) => file.size > megabytes * 1e6);
+  at("error").hidden = true;
+  let images = [];
+  if (files.length > per_prompt) fail(`Images: ${files.length} are chosen, and a problem has ${per_prompt} at most.`);
+  else if (large) fail(`Images: ${large.name} has more than ${megabytes} megabytes.`);
+  else {
+    try {
+      images = await Promise.all(files.map(async (file) => ({ name: file.name, url: await dataUrl(file) })));
+    } catch (error) { fail(error.message); }
+  }
+  at("answer").value = "";
+  showImages(images, images.length > 0);
+}
+
+function showImages(images, chosen) {
+  state.images = images;
+  if (!chosen) at("images").value = "";  // so that the same files can be chosen again
+  at("shown").replaceChildren(...images.map((image, i) => {
+    const picture = element("img", { src: image.url, alt: image.name, title: `${image.name}: leave it out` });
+    const button = element("button", { type: "button", "aria-label": `leave out image ${i + 1}, ${image.name}` }, picture);
+    button.onclick = () => { at("answer").value = ""; showImages(images.filter((other) => other !== image)); };
+    return button;
+  }));
+  showCode();
 }
 
 // As a literal of Python: JSON but for three words.
@@ -80,15 +122,21 @@ function python(value) {
   return JSON.stringify(value);
 }
 
-function requestCode(form) {
-  const body = { model: state.model, messages: [{ role: "user", content: form.problem }], n: form.n, ...form.options };
-  const quoted = JSON.stringify(body).replaceAll("'", "'\\''");
+// Images are read from their files: as text they would be too long for a command line.
+function requestCode({ images, ...form }) {
+  const named = images.map(({ name }, i) => ({ url: `\uE000${i}`, name }));
+  const body = { model: state.model, messages: [turn({ ...form, images: named })], n: form.n, ...form.options };
+  const withFiles = (text, read) => named.reduce((all, { url, name }) => all.replaceAll(JSON.stringify(url), () => read(name)), text);
+  const inShell = (text) => `'${text.replaceAll("'", "'\\''")}'`, plain = JSON.stringify(body);
+  const encoded = (name) => `"data:image/png;base64,$(base64 < ${inShell(name)} | tr -d '\\n')"`;
+  const data = named.length ? `-d @- <<END\n${withFiles(plain.replace(/[\\`$]/g, "\\$&"), encoded)}\nEND` : `-d ${inShell(plain)}`;
+  const reading = named.length ? `\ndef data_url(file):\n    return "data:image/png;base64," + base64.b64encode(open(file, "rb").read()).decode()\n\n\n` : "";
   return {
     curl: `curl ${location.origin}/v1/chat/completions \\\n  -H "Authorization: Bearer $GRPO_PL_API_KEY" \\\n`
-      + `  -H 'Content-Type: application/json' \\\n  -d '${quoted}'`,
-    Python: `import os\n\nfrom openai import OpenAI\n\n`
+      + `  -H 'Content-Type: application/json' \\\n  ${data}`,
+    Python: `${named.length ? "import base64\n" : ""}import os\n\nfrom openai import OpenAI\n\n${reading}`
       + `client = OpenAI(base_url="${location.origin}/v1", api_key=os.environ.get("GRPO_PL_API_KEY", "none"))\n`
-      + `answer = client.chat.completions.create(\n${Object.entries(body).map(([key, value]) => `    ${key}=${python(value)},\n`).join("")})\n`
+      + `answer = client.chat.completions.create(\n${withFiles(Object.entries(body).map(([key, value]) => `    ${key}=${python(value)},\n`).join(""), (name) => `data_url(${JSON.stringify(name)})`)})\n`
       + `for choice in answer.choices:\n    print(choice.message.content)`,
   };
 }
@@ -330,6 +378,7 @@ async function goOn(s, form, reply, signal) {
 }
 
 async function sample(signal) {
+  await state.reading;
   const form = asked();
   Object.assign(state, { samples: [], kind: null, promptTokens: null, seed: form.options.seed });
   showCode();
@@ -345,7 +394,7 @@ async function sample(signal) {
     showView();
     return state.samples;
   };
-  const samples = await draw(form.n, [{ role: "user", content: form.problem }], form.options, signal, begin);
+  const samples = await draw(form.n, [turn(form)], form.options, signal, begin);
   const group = await score(samples.filter(completed), form, samples.every(completed), signal);
   for (const s of samples) offerReply(s, form);
   sortCards();
@@ -375,7 +424,7 @@ function showExample(example) {
   state.example = example;
   at("problem").value = example.problem;
   at("answer").value = example.answer;
-  showCode();
+  showImages(example.pictures);
 }
 
 at("form").addEventListener("submit", async (event) => {
@@ -385,6 +434,7 @@ at("form").addEventListener("submit", async (event) => {
 });
 // An answer belongs to the problem it was typed for.
 at("problem").addEventListener("input", () => { at("answer").value = ""; });
+at("images").addEventListener("change", () => { state.reading = chooseImages([...at("images").files]); });
 at("greedy").addEventListener("click", () => { Object.assign(at("temperature"), { value: 0 }); at("n").value = 1; at("form").requestSubmit(); });
 at("another").addEventListener("click", () => showExample(state.examples[(state.examples.indexOf(state.example) + 1) % state.examples.length]));
 at("form").addEventListener("input", showCode);
@@ -398,7 +448,12 @@ matchMedia("(prefers-color-scheme: dark)").onchange = () => at("figures").redraw
 
 fetch("/v1/models").then((r) => r.json()).then((models) => {
   const m = models.data[0];
-  Object.assign(state, { model: m.id, example: m.example ?? null, examples: m.examples ?? [] });
+  Object.assign(state, { model: m.id, example: m.example ?? null, examples: m.examples ?? [], limits: m.images ?? null });
+  for (const each of [state.example, ...state.examples].filter(Boolean)) {
+    each.pictures = (each.images ?? []).map((url, i) => ({ name: `image${i + 1}.png`, url }));
+  }
+  at("pictures").hidden = !m.images;
+  if (m.images) at("limits").textContent = `(up to ${m.images.per_prompt}, each of at most ${m.images.megabytes} MB and ${m.images.megapixels} million pixels)`;
   at("another").hidden = state.examples.length < 2;
   const facts = [m.id, m.context_length && `context of ${m.context_length} tokens`, m.objective && `trained with ${m.objective}`];
   at("model").textContent = facts.filter(Boolean).join(" · ");

@@ -26,6 +26,7 @@ from fastapi import FastAPI, Response
 from fastapi.routing import APIRoute
 from litserve.utils import WorkerSetupStatus
 
+from grpo_pl.data.image_limits import ImageLimits
 from grpo_pl.extras.report.page import whole_page
 from grpo_pl.policy.loading import choose_device
 from grpo_pl.policy.trained import ServedModel
@@ -80,8 +81,7 @@ class PolicyServer(litserve.LitServer):
         model = served_model(path, trust_rewards=settings.trust_rewards)
         if settings.served_model_name is not None:
             model = replace(model, name=settings.served_model_name)
-        if model.policy.images and settings.max_body_mb is None:
-            settings = replace(settings, max_body_mb=16)
+        settings = replace(settings, max_body_mb=settings.max_body_mb or (16 if model.policy.images else None))
         _ = model.tools, model.tokenizer  # mistakes show here
         limits: dict[str, Any] = {"max_queue": settings.max_queue, "deadline": settings.deadline}
         follow = settings.follow is not None
@@ -142,13 +142,13 @@ class PolicyServer(litserve.LitServer):
             "object": "model",
             "created": int(self.began),
             "owned_by": "grpo_pl",
-            "context_length": self.model.context,
-            "max_model_len": self.model.context,  # vLLM's name
+            **dict.fromkeys(("context_length", "max_model_len"), self.model.context),  # the latter is vLLM's name
             "max_completion_length": self.model.sampling.max_completion_length,
             "temperature": self.model.sampling.temperature,
             "objective": self._objective,
             "example": next(iter(self.model.examples), None),
             **({"examples": list(self.model.examples)} if len(self.model.examples) > 1 else {}),
+            **({"images": ImageLimits().numbers} if self.model.policy.images else {}),
         }
 
     async def _page(self) -> Response:

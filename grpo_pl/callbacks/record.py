@@ -21,7 +21,7 @@ from lightning.pytorch.callbacks import Callback
 import grpo_pl
 from grpo_pl.config.presets import preset_name
 from grpo_pl.config.terms import ROOM
-from grpo_pl.data.cells import image_digests
+from grpo_pl.data.cells import image_digests, written_images
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.files.rows import read_object
 from grpo_pl.files.runs import RunFolder, keep_config
@@ -139,11 +139,16 @@ def plain_fields(algorithm: GRPOAlgorithm) -> dict[str, Any]:
 
 
 def examples_of(data: RolloutDataModule) -> list[dict[str, Any]]:
-    """Up to three held-out problems as examples for people: ``problem``, ``answer``, and the further ``columns`` that
-    rewards may read; those without a question, or with more text than a form should begin with, are left out."""
+    """Up to three held-out problems as examples for people: ``problem``, ``answer``, further ``columns`` that rewards
+    may read, and ``images`` as ``data:`` URLs where it has some; those without a question, or with more than a form
+    should begin with, are left out."""
     examples: list[dict[str, Any]] = []
     for problem in (problem for problems in data.held_out().values() for problem in problems):
-        example = {"problem": problem.question, "answer": problem.answer, "columns": dict(problem.columns)}
+        shown = written_images(problem)
+        columns = {name: cell for name, cell in problem.columns.items() if name not in shown}
+        example = {"problem": problem.question, "answer": problem.answer, "columns": columns}
+        if shown:
+            example["images"] = shown["images"]
         with suppress(TypeError, ValueError):  # a column of other than JSON types
             if problem.question.strip() and len(json.dumps(example)) <= LONGEST_EXAMPLE:
                 examples.append(example)

@@ -29,6 +29,11 @@ class ImageLimits:
         check_positive(**{f"{at}.megabytes": self.megabytes, f"{at}.megapixels": self.megapixels})
         check_at_least(1, at, per_prompt=self.per_prompt)
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The limits by the names of their fields."""
+        return {"megabytes": self.megabytes, "megapixels": self.megapixels, "per_prompt": self.per_prompt}
+
     def setting(self, name: str) -> str:
         """What messages call a limit, by the name of its field."""
         return f"data.source.images.{name}"

@@ -2,6 +2,8 @@
 
 import base64
 import io
+import json
+import subprocess
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +14,11 @@ import openai
 import pytest
 from PIL import Image
 
+from grpo_pl.callbacks.record import examples_of
+from grpo_pl.data.datamodule import RolloutDataModule
+from grpo_pl.data.tasks.shapes import ShapePrompts
 from grpo_pl.extras.images.chat import LIMITS
+from grpo_pl.files.runs import RunFolder
 from grpo_pl.openai_format.messages import Message
 from grpo_pl.policy.export import TrainedWith, export_policy
 from grpo_pl.policy.inputs import encode_prompt
@@ -25,10 +31,12 @@ from grpo_pl.rollout.engine import generate_request
 from grpo_pl.rollout.native.engine import NativeEngine
 from grpo_pl.types import SamplingParams
 from serve.prompts import Prompts
+from tests.browser import Browser, needs_browser, until
 from tests.docs.pages import blocks, page
 from tests.images import SMOLVLM_CHAT, image_policy, picture
 from tests.serve.bodies import CHAT, COMPLETIONS, EVALUATE, on_a_loop, post, streamed
 
+TASK = ShapePrompts(questions=("count",))
 SHOWN = (picture(0), picture(1, 40, 20))
 SAMPLING = SamplingParams(max_completion_length=12)
 
@@ -48,6 +56,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = load_tokenizer(policy)
     trained = TrainedWith(template=PromptTemplate(prefill="<think>"), rewards=[MathReward().spec()], sampling=SAMPLING)
     export_policy(folder, trained, model=load_model(policy, tokenizer), tokenizer=tokenizer)
+    RunFolder(folder.parent).record.write_text(json.dumps({"examples": examples_of(RolloutDataModule(TASK, steps=1))}))
     return folder
 
 
@@ -56,10 +65,10 @@ def server(seeing: Path, start: Callable[..., Any]) -> Any:
     return start("--deadline", "60", model=seeing)
 
 
-def drawn(export: Path, *, seed: int, n: int, shown: Any = SHOWN) -> list[str]:
+def drawn(export: Path, *, seed: int, n: int, shown: Any = SHOWN, text: str = "How many?") -> list[str]:
     """The texts that the training engine draws with the keys of the server."""
     model = find_model(export)
-    prompt = encode_prompt("How many?", {"images": shown}, model.template, model.tokenizer)
+    prompt = encode_prompt(text, {"images": shown}, model.template, model.tokenizer)
     policy = model.load_policy("cpu")
     request = generate_request(
         policy,
@@ -97,6 +106,102 @@ def test_the_page_asks_a_server_as_it_says(
     messages = asked(picture(0).data_url(), text="count red")
     answer = server.openai().chat.completions.create(model="seeing", messages=messages, temperature=0)
     assert capsys.readouterr().out == answer.choices[0].message.content + "\n"
+
+
+@pytest.fixture
+def shown_page(server: Any, browser: Browser, tmp_path: Path) -> Browser:
+    """The page, and the two images beside each other in files."""
+    for file, shown in zip(("one.png", "it's two.png"), SHOWN, strict=True):
+        (tmp_path / file).write_bytes(shown.png)
+    browser.show_at(1280)
+    browser.console()  # an earlier page's
+    browser.open(server.address + "/")
+    until(lambda: "seeing" in browser.text("#model"))
+    return browser
+
+
+def _choose(page: Browser, *files: Path) -> None:
+    page.fill("images", "\n".join(map(str, files)))
+
+
+def _texts(page: Browser) -> list[str]:
+    page.click("#go")
+    until(lambda: "tokens" in page.text("#group") or page.text("#error"))
+    assert page.text("#error") == ""
+    return page.texts("article .body > .text")
+
+
+@needs_browser
+def test_a_person_asks_about_images_on_the_page(
+    shown_page: Browser,
+    seeing: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = shown_page
+    limits = (LIMITS.per_prompt, f"{LIMITS.megabytes:g} MB", f"{LIMITS.megapixels:g} million pixels")
+    assert all(str(limit) in page.text("#limits") for limit in limits)
+    _choose(page, tmp_path / "one.png", tmp_path / "it's two.png")
+    until(lambda: page.count("#shown img") == 2)
+    for field, value in {"problem": "How many?", "n": "4", "seed": "7"}.items():
+        page.fill(field, value)
+    assert _texts(page) == drawn(seeing, seed=7, n=4)
+    page.open_details("#code")
+    curl, python = page.texts(".snippet pre")
+    monkeypatch.chdir(tmp_path)
+    answer = subprocess.run(["bash", "-c", curl], capture_output=True, check=True).stdout
+    assert [choice["message"]["content"] for choice in json.loads(answer)["choices"]] == drawn(seeing, seed=7, n=4)
+    exec(python, {})
+    assert capsys.readouterr().out == "".join(f"{text}\n" for text in drawn(seeing, seed=7, n=4))
+    assert (page.low_contrasts(), page.nameless(), page.overflow(), page.console()) == ([], [], 0, [])
+    page.click("#shown button")
+    assert _texts(page) == drawn(seeing, seed=7, n=4, shown=SHOWN[1:])
+    page.show_at(390)
+    assert page.overflow() == 0
+
+
+@needs_browser
+def test_the_page_begins_with_an_image_of_the_models_own_task(shown_page: Browser, seeing: Path) -> None:
+    page, (first, second, *_) = shown_page, TASK.validation(3)
+    value = "return [...document.querySelectorAll('#problem, #answer, #shown img')].map(e => e.value ?? e.src)"
+    assert page.run(value) == [first.question, first.answer, first.columns["images"][0].data_url()]
+    page.fill("n", "2")
+    page.fill("seed", "3")
+    shown = first.columns["images"]
+    assert _texts(page) == drawn(seeing, seed=3, n=2, shown=shown, text=first.question)
+    assert page.count(".judged") == 2
+    page.click("#another")
+    assert page.run(value) == [second.question, second.answer, second.columns["images"][0].data_url()]
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    ("count", "content", "says"),
+    [
+        (LIMITS.per_prompt + 1, b"", f"Images: {LIMITS.per_prompt + 1} are chosen"),
+        (1, bytes(10_000_001), "Images: 0.png has more than 10 megabytes"),
+        (1, b"no image", "Image 1: the image is no image that can be read"),
+    ],
+)
+def test_the_page_says_what_is_wrong_with_images(
+    shown_page: Browser, tmp_path: Path, count: int, content: bytes, says: str
+) -> None:
+    files = [tmp_path / f"{number}.png" for number in range(count)]
+    for file in files:
+        file.write_bytes(content)
+    shown_page.fill("problem", "How many?")
+    _choose(shown_page, *files)
+    until(lambda: shown_page.text("#error") or shown_page.count("#shown img"))
+    if not shown_page.text("#error"):
+        shown_page.click("#go")
+        until(lambda: shown_page.text("#error"))
+    assert shown_page.text("#error").startswith(says)
+
+
+def test_a_policy_of_text_is_not_asked_about_images(narrow: Any, server: Any) -> None:
+    assert "images" not in narrow.call("GET", "/v1/models")[1]["data"][0]
+    assert server.call("GET", "/v1/models")[1]["data"][0]["images"]["per_prompt"] == LIMITS.per_prompt
 
 
 def test_chats_with_and_without_images_are_answered_side_by_side(server: Any, seeing: Path) -> None:
