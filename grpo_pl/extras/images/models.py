@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,12 +66,23 @@ def give_reader(tokenizer: PreTrainedTokenizerBase, config: Any, folder: str | N
     else:
         with one_clear_line(folder, "image processor"):
             images = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
-        file = Path(folder) / "processor_config.json"
-        saved = read_object(file) if file.is_file() else {}
+            saved = _saved_settings(folder)
         settings |= {name: saved[name] for name in settings if saved.get(name) is not None}
     template = tokenizer.chat_template
     processor = getattr(transformers, processor_name)(images, tokenizer, chat_template=template, **settings)
     use_reader(tokenizer, ImageReader(processor=processor, tokenizer=tokenizer, most_tokens=most_tokens))
+
+
+def _saved_settings(source: str) -> dict[str, Any]:
+    """Settings of the processor of a saved model, a folder or a name on the hub; older models have none."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    file = Path(source) / "processor_config.json"
+    if not file.parent.is_dir():
+        with suppress(EntryNotFoundError):
+            file = Path(hf_hub_download(source, file.name))
+    return read_object(file) if file.is_file() else {}
 
 
 def _made_settings(config: Any) -> dict[str, Any]:

@@ -222,3 +222,34 @@ def test_a_chat_template_shows_all_texts_of_a_prompt(chat_template: str, asked: 
         assert text.startswith("System: Be brief.") and text.endswith("How many?\nAssistant:")
         turns = [{"role": "user", "content": "How many?"}]
         assert PromptTemplate().render(tuple(turns), tokenizer) == "User: How many?\nAssistant:"
+
+
+@pytest.mark.parametrize(
+    ("family", "saved", "tokens"),
+    [("smolvlm", {"image_seq_len": 9}, 9), ("llava", {"num_additional_image_tokens": 6}, 9)],
+)
+def test_the_settings_of_a_processor_are_read_by_a_name_of_the_hub_as_in_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, saved: dict[str, Any], tokens: int
+) -> None:
+    """From the cache; a repository of an older model has no file with them."""
+    repository, commit = tmp_path / "models--someone--seeing", 40 * "1"
+    folder, policy = repository / "snapshots" / commit, image_policy(family)
+    tokenizer = load_tokenizer(policy)
+    load_model(policy, tokenizer).save_pretrained(folder)
+    tokenizer.grpo_pl_reader.save_pretrained(folder)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    file = folder / "processor_config.json"
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps(settings | saved))
+
+    def placeholders(path: object) -> int:
+        ids = load_tokenizer(PolicyConfig(path=str(path), images=True))
+        shown = encode_prompt("?", {"images": (picture(0),)}, TEMPLATE, ids)
+        return shown.ids.count(ids.convert_tokens_to_ids("<image>"))
+
+    assert placeholders(folder) == placeholders("someone/seeing") == tokens
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings["image_processor"]))
+    file.unlink()
+    assert placeholders("someone/seeing") == 4
