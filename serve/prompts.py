@@ -111,7 +111,7 @@ class Prompts:
         logits, parts, tokenizer = self.logits(sampling), [], self.model.tokenizer
         for i, problem in enumerate(problems):
             if reader_of(tokenizer) is not None and {"image", "images"} & (problem.model_extra or {}).keys():
-                raise bad_request(name(i), "its images are not read here: ask by chat, or use `grpo-pl evaluate`.")
+                raise bad_request(name(i), "its images are not read here: ask by chat, or `grpo-pl evaluate --model`.")
             asked = problem.asked
             text = asked if isinstance(asked, str) else "\n".join(str(message["content"]) for message in asked)
             try:

@@ -82,11 +82,12 @@ def is_conversation(cell: Any) -> bool:
     return isinstance(cell, list | tuple) and bool(cell) and all(isinstance(m, Mapping) and "role" in m for m in cell)
 
 
-def conversation_in(cell: Any, *, parts: bool = False) -> Conversation:
+def conversation_in(cell: Any, *, parts: bool = False, images: str = "") -> Conversation:
     """The messages in a cell; keys without a value are left out, because a table gives every message all keys.
 
     Args:
         parts: a content may be a list of parts, which are not looked at.
+        images: what to do about images where parts are refused, for the message.
 
     Raises:
         ValueError: no list of messages, a role or content that cannot be asked with, or turns in a wrong order.
@@ -106,7 +107,7 @@ def conversation_in(cell: Any, *, parts: bool = False) -> Conversation:
             continue
         if not is_text(content) or not isinstance(content, str):
             told = f"the content of every message must be a text, got {str(content)[:60]!r}"
-            raise ValueError(f"{told}; images are read with data.source.images: true." if _has_image(content) else told)
+            raise ValueError(f"{told}; {images}" if images and _has_image(content) else told)
     return messages
 
 

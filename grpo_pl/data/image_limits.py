@@ -37,3 +37,14 @@ class ImageLimits:
     def setting(self, name: str) -> str:
         """What messages call a limit, by the name of its field."""
         return f"data.source.images.{name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionLimits(ImageLimits):
+    """The default limits of the images of a file that an option of a command names; nothing sets others."""
+
+    option: str
+    """Such as ``--images``."""
+
+    def setting(self, name: str) -> str:
+        return "the folder of the file" if name == "folder" else f"the limit of {self.option}"

@@ -263,7 +263,7 @@ class RowPrompts(PromptSource):
                 folder = Path(limits.folder) if limits.folder is not None else folder
                 messages, more["images"] = read_images(row, cell, folder=folder, limits=limits)
             elif is_conversation(cell):
-                messages = conversation_in(cell)
+                messages = conversation_in(cell, images="images are read with data.source.images: true.")
         except ValueError as error:
             return str(error).rstrip(".")
         if messages is None and not is_text(cell):

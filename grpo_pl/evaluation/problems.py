@@ -19,7 +19,7 @@ Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 
 
 def _conversation(messages: list[Any]) -> Sequence[Mapping[str, Any]]:
-    read = conversation_in(messages)
+    read = conversation_in(messages, images="images stand in a column image or images, for a policy that reads them")
     for message in read:
         if not str(message["content"]).isascii():
             str(message["content"]).encode()  # a lone surrogate is a ValueError

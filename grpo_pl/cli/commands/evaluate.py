@@ -148,7 +148,7 @@ def read_problems(
 def _with_images(row: Mapping[str, Any], question: str, file: Path, number: int) -> dict[str, Any]:
     from grpo_pl.extras.images.row_images import row_with_images
 
-    read = row_with_images(row, question, file=file, number=number)
+    read = row_with_images(row, question, file=file, number=number, option="--data")
     if read["images"] and not isinstance(read.get(question), str):
         raise ValueError(
             f"row {number} of {str(file)!r}: its question is a conversation with images: write it as a text."

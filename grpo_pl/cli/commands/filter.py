@@ -15,6 +15,7 @@ from grpo_pl.cli.answering import Answerer, load_answerer, training_problems
 from grpo_pl.cli.commands import check_at_least
 from grpo_pl.config.objects import ConfigArguments, settings
 from grpo_pl.data.cells import is_multiple_choice, is_true_or_false, written_images
+from grpo_pl.data.image_limits import ImageLimits
 from grpo_pl.files.rows import Row, append_rows, check_output, resume_rows, row_writer
 from grpo_pl.rewards.base import require_correctness
 
@@ -103,13 +104,14 @@ def filter(
         if todo:
             _measure(answerer, problems, todo, measured, samples=samples, seed=seed, batch_size=batch_size)
     rates = {} if measured is None else measured.rates
-    kept = 0
+    kept, largest = 0, 0
     with row_writer(Path(output)) as write:
         for prompt in problems:
             rate = rates.get(prompt.id)
             if prompt.id in asked and (not samples or (rate is not None and low <= rate <= high)):
                 shown = {RATE: rate} if samples else {}
-                columns = {**prompt.columns, **written_images(prompt), **shown}
+                columns = {**prompt.columns, **(written := written_images(prompt)), **shown}
+                largest = max([largest, *(len(each.png) for each in (prompt.columns["images"] if written else ()))])
                 write({"question": prompt.asked, "answer": prompt.answer, **columns})
                 kept += 1
         if not kept:
@@ -122,6 +124,9 @@ def filter(
     if hasattr(source, "kept"):
         options = " ".join([*(f"--config {file}" for file in given.files), *given.options])
         print(f"next        grpo-pl fit {options} --data.source.init_args.kept {output}")
+    if largest > ImageLimits().megabytes * 1e6:
+        needed = math.ceil(largest / 1e6)
+        print(f"images      {output} as data of its own needs data.source.images.megabytes: {needed}, as PNG is large")
 
 
 def read_range(text: str) -> tuple[float, float]:

@@ -173,8 +173,10 @@ def score_file(
             if images:
                 from grpo_pl.extras.images.row_images import row_with_images
 
-                numbered = enumerate(whole, start=first)
-                whole = [row_with_images(row, "prompt", file=file, number=number) for number, row in numbered]
+                whole = [
+                    row_with_images(row, "prompt", file=file, number=number, option="--images")
+                    for number, row in enumerate(whole, start=first)
+                ]
             texts, golds, columns = _arrange(whole, names, first, episodes)
             scored = score_completions(rewards, completions=texts, answers=golds, columns=columns)
             for row in _describe(batch, scored, summary, first, answer_column):

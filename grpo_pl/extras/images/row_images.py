@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_pl.data.cells import content_text, conversation_in, is_conversation, is_text
-from grpo_pl.data.image_limits import IMAGE_COLUMNS, ImageLimits
+from grpo_pl.data.image_limits import IMAGE_COLUMNS, ImageLimits, OptionLimits
 from grpo_pl.extras.images.picture import Picture, read_picture
 from grpo_pl.types import Conversation, Message
 
@@ -23,7 +23,7 @@ class _Images:
 
     def add(self, given: Any) -> None:
         if len(self.read) == self.limits.per_prompt:
-            raise ValueError(f"more than {self.limits.per_prompt} images: raise data.source.images.per_prompt.")
+            raise ValueError(f"more than {self.limits.per_prompt} images: {self.limits.setting('per_prompt')}.")
         where = f"image {len(self.read) + 1}"
         self.read.append(read_picture(given, folder=self.folder, limits=self.limits, where=where))
 
@@ -71,15 +71,18 @@ def read_images(
     return messages, tuple(images.read)
 
 
-def row_with_images(row: Mapping[str, Any], question: str, *, file: Path, number: int) -> dict[str, Any]:
+def row_with_images(row: Mapping[str, Any], question: str, *, file: Path, number: int, option: str) -> dict[str, Any]:
     """A row of a file with its images in the column ``images``, and with their places in the messages of its column
     ``question``.
+
+    Args:
+        option: what messages name as that which has the images read.
 
     Raises:
         ValueError: as `read_images`, by the number of the row, counted from 1.
     """
     try:
-        messages, read = read_images(row, row.get(question), folder=file.parent, limits=ImageLimits())
+        messages, read = read_images(row, row.get(question), folder=file.parent, limits=OptionLimits(option=option))
     except ValueError as error:
         raise ValueError(f"row {number} of {str(file)!r}: {error}") from error
     kept = {name: value for name, value in row.items() if name not in IMAGE_COLUMNS}

@@ -2,6 +2,8 @@
 
 import json
 import os
+import random
+import re
 import shutil
 import signal
 import time
@@ -14,6 +16,7 @@ import yaml
 
 from grpo_pl.cli.commands.filter import filter, read_range
 from grpo_pl.cli.main import main
+from grpo_pl.data.image_limits import ImageLimits
 from grpo_pl.data.tables import TablePrompts
 from grpo_pl.extras.images.picture import Picture
 from tests.forked import forked
@@ -86,6 +89,23 @@ def test_problems_with_images_are_kept_with_them(tmp_path: Path) -> None:
             ("Which?", "red", 3),
         ]
         assert problems[0].messages is not None and problems[2].messages is None
+
+
+def test_it_is_told_which_limit_the_written_images_need(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A JPEG within the limit is a PNG beyond it."""
+    photo = Picture.of(random.Random(0).randbytes(3 * 1900 * 1900), 1900, 1900)
+    photo.pil().save(tmp_path / "a.jpg", quality=70)
+    file, kept, config = (tmp_path / name for name in ("rows.jsonl", "kept.jsonl", "config.yaml"))
+    file.write_text(json.dumps({"question": "?", "answer": "1", "image": "a.jpg"}) + "\n")
+    source = {"class_path": TABLE, "init_args": {"path": str(file), "val_share": 0.0, "images": True}}
+    config.write_text(yaml.safe_dump({"data": {"source": source}}))
+    filter(config=str(config), output=str(kept), samples=0)
+    told = re.search(r"data\.source\.images\.megabytes: (\d+)", capsys.readouterr().out)
+    assert told is not None and (tmp_path / "a.jpg").stat().st_size < 10e6
+    with pytest.raises(ValueError, match="more than 10 megabytes"):
+        TablePrompts(path=str(kept), images=True, val_share=0.0).problems("train")
+    limits = ImageLimits(megabytes=int(told[1]))
+    assert len(TablePrompts(path=str(kept), images=limits, val_share=0.0).problems("train")) == 1
 
 
 SLOW = """

@@ -446,6 +446,12 @@ def test_rewards_see_the_images_of_rows(tmp_path: Path) -> None:
     assert [row["reward"] for row in written] == [1.0, 0.0, 1.0, 1.0]
     assert [{key: row[key] for key in given} for row, given in zip(written, rows, strict=True)] == rows
     assert seen == ["light?", "light?", "Is it?", "light?"]
+    for image in ("../gone.png", "data:image/png;base64," + 14_000_000 * "A", [rows[0]["image"]] * 9):
+        file.write_text(json.dumps({**rows[0], "image": image}))
+        with pytest.raises(ValueError, match=r"row 1 of .*rows\.jsonl") as refused:
+            score_file(file, [FunctionReward(function=looks)], images=True)
+        assert "data.source" not in str(refused.value)
+        assert ("--images" in str(refused.value)) == (image != "../gone.png")
     file.write_text(json.dumps({**rows[0], "image": "gone.png"}))
     with pytest.raises(ValueError, match=r"row 1 of .*rows\.jsonl.*gone\.png"):
         score_file(file, [FunctionReward(function=looks)], images=True)
