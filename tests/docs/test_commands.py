@@ -144,6 +144,8 @@ RUN_BY = {
     r"python docs/plots/turn_credit\.py": "tests/docs/test_plots.py::test_the_credit_of_turns_is_that_of_the_page",
     r"python docs/plots/real\.py .*": "tests/benchmarks/test_real.py::test_the_picture_is_drawn_from_records",
     r"python docs/plots/quickstart\.py .*": FIRST_STEPS + "test_a_run_is_drawn",
+    r"python docs/plots/shapes\.py runs/shapes": "tests/docs/test_plots.py::"
+    "test_eight_held_out_images_are_drawn_with_the_answers_of_both_ends_of_a_run",
     r"python docs/plots/search\.py RECORD\.json": HOURS,  # the record
     r"python benchmarks/.*": HOURS,
 }

@@ -1,6 +1,7 @@
 """The figures and pictures of docs/algorithms.md, docs/environments.md and docs/replay.md come out of their scripts."""
 
 import csv
+import json
 import re
 import sys
 from pathlib import Path
@@ -8,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from grpo_pl.data.tasks.shapes import ShapePrompts
+from grpo_pl.files.runs import RunFolder
 from tests.docs.pages import ROOT, loaded
+from tests.images import training
 
 PLOTS = ROOT / "docs" / "plots"
 biases = loaded(PLOTS / "biases.py")
@@ -111,3 +115,44 @@ def test_findings_of_the_doctor_are_drawn_without_a_font_from_elsewhere() -> Non
     assert "http" not in picture.replace("http://www.w3.org/2000/svg", "") and "@font-face" not in picture
     kept = (PLOTS.parent / "images" / "doctor.svg").read_text()
     assert "http" not in kept.replace("http://www.w3.org/2000/svg", "") and "D10" in kept
+
+
+def test_eight_held_out_images_are_drawn_with_the_answers_of_both_ends_of_a_run(
+    command_line: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    shapes = loaded(PLOTS / "shapes.py")
+    source = training()["data__source"]["init_args"]["parts"]["shapes"]
+    changes = {**training(), "data__source": source, "data__steps": 1, "data__val_prompts": 9}
+    config = command_line.config("drawn", **changes, model__sampling={"max_completion_length": 24})
+    command_line.done("fit", "--config", config)
+    run = RunFolder(command_line.runs / "drawn")
+    found = shapes.both_ends(run)
+    problems = ShapePrompts(questions=("count",)).validation(9)[:8]
+    assert [(before["question"], after["answer"]) for before, after in found] == [
+        (problem.question, problem.answer) for problem in problems
+    ]
+    lines = [json.loads(line) for line in run.held_out.read_text().splitlines()]
+    assert [pair[0] for pair in found] == lines[0]["answers"][:8] and lines[-1]["step"] == 1
+    monkeypatch.setattr(sys, "argv", ["shapes.py", str(run.path), "--output", str(tmp_path / "shapes.png")])
+    shapes.main()
+    written = (tmp_path / "shapes.png").read_bytes()
+    assert written.startswith(b"\x89PNG") and len(written) < 60_000
+    run.held_out.write_text(json.dumps(lines[0]) + "\n")
+    with pytest.raises(ValueError, match="finish the run"):
+        shapes.both_ends(run)
+
+
+@pytest.mark.parametrize(
+    ("completion", "value", "drawn"),
+    [
+        (r"<think>1+0=1</think><answer>\boxed{1}</answer>", 1.0, ("1", True)),
+        (r"\boxed{3} or \boxed{blue square}", 0.0, ("blue square", False)),
+        ("<think>0+0+0+0+0+0+0+0", None, ("<think>0+0+0+0+…", False)),
+        ("", 0.0, ("nothing", False)),
+    ],
+)
+def test_a_drawn_answer_is_the_last_box_or_what_was_written(completion: str, value: Any, drawn: Any) -> None:
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    row = {"greedy": {"completion": completion, "value": value}, "completions": [{}]}
+    assert loaded(PLOTS / "shapes.py").answer_of(row) == drawn
