@@ -26,6 +26,7 @@ from grpo_pl.files.sharded_checkpoints import read_checkpoint
 from grpo_pl.policy.loading import PolicyConfig
 from tests.extras.preferences.test_renewal import JUDGE
 from tests.extras.preferences.test_reward_model import SHAPE
+from tests.images import on_images
 
 JOIN_SECONDS = 280
 Calls = Callable[..., Any]
@@ -191,6 +192,12 @@ class Run:
 def five_rollouts() -> Path:
     """The configuration of all these runs."""
     return Path(__file__).with_name("five.yaml")
+
+
+@pytest.fixture(scope="session")
+def seeing(five_rollouts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same on images, with micro-batches without one among them."""
+    return on_images(five_rollouts, tmp_path_factory.mktemp("seeing") / "seeing.yaml")
 
 
 @pytest.fixture(scope="session")

@@ -9,15 +9,9 @@ from safetensors.torch import load_file
 
 from grpo_pl.files.checkpoints import policy_weights
 from tests.distributed.conftest import Calls
-from tests.images import LLAVA, on_images
+from tests.images import LLAVA
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def seeing(five_rollouts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Micro-batches without an image among them."""
-    return on_images(five_rollouts, tmp_path_factory.mktemp("seeing") / "seeing.yaml")
 
 
 @pytest.mark.parametrize("name", ["ddp", "four", "in threes", "fsdp", "sharded"])

@@ -37,6 +37,7 @@ def _slow(*values: Any) -> Any:
         ("down", "single", 3, 4),  # episodes
         _slow("asks", "single", 2, 4),  # of an agent
         _slow("demonstrated", "single", 1, 2),
+        *(_slow("seeing", name, rollouts, 5) for name, rollouts in (("ddp", 2), ("fsdp", 3), ("sharded", 4))),
         *(_slow("self_taught", name, 2, 3) for name in ("single", "fsdp", "sharded")),
     ],
 )
@@ -44,6 +45,7 @@ def test_a_resumed_run_ends_bit_for_bit_like_one_that_never_stopped(
     completed: Calls,
     command: Calls,
     five_rollouts: Path,
+    seeing: Path,
     feature: Calls,
     read_metrics: Calls,
     tmp_path: Path,
@@ -52,7 +54,7 @@ def test_a_resumed_run_ends_bit_for_bit_like_one_that_never_stopped(
     rollouts: int,
     last: int,
 ) -> None:
-    config = {"five": five_rollouts, "down": PLAY, "asks": ASKS}.get(kind) or feature(kind)
+    config = {"five": five_rollouts, "seeing": seeing, "down": PLAY, "asks": ASKS}.get(kind) or feature(kind)
     whole = completed(name, config)
     resumed = whole.copy_until(rollouts, tmp_path / "runs")
     flags = [f"--config={config}", *STRATEGIES[name], "--resume"]
