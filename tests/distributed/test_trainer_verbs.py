@@ -70,10 +70,11 @@ def test_two_processes_test_and_predict_as_one_does(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("config", ["five_rollouts", "seeing"])
 def test_a_fit_after_a_validation_has_a_reference_of_the_sharded_policy(
-    completed: Calls, in_processes: Calls, cache: Path, tmp_path: Path
+    request: pytest.FixtureRequest, completed: Calls, in_processes: Calls, cache: Path, tmp_path: Path, config: str
 ) -> None:
-    run = completed("single").path
+    run = completed("single", request.getfixturevalue(config)).path
     in_processes(validate_and_fit, run, cache, tmp_path, 1, "auto", world=1)
     in_processes(validate_and_fit, run, cache, tmp_path, 2, "fsdp")
     names = ("auto-kl0", "fsdp-kl0", "fsdp-kl1")
