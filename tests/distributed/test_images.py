@@ -25,11 +25,13 @@ def test_any_number_of_processes_and_any_batch_draw_and_learn_what_one_process_d
     assert all(torch.equal(weights[key], value) for key, value in exported.items())
 
 
-def test_a_frozen_tower_and_a_renewed_reference_are_sharded_as_one_process_has_them(
+def test_a_large_frozen_tower_and_a_renewed_reference_are_sharded_as_one_process_has_them(
     like_one_process: Calls, seeing: Path, tmp_path: Path
 ) -> None:
+    """A tower with more weights than the language model."""
     tree = yaml.safe_load(seeing.read_text())
-    tree["model"]["policy"] |= {"from_scratch": LLAVA, "train_vision": False}
+    tower = {"vision_config": LLAVA["vision_config"] | {"hidden_size": 64, "intermediate_size": 128}}
+    tree["model"]["policy"] |= {"from_scratch": LLAVA | tower, "train_vision": False}
     tree["model"]["algorithm"] |= {"reference": "refreshed", "ref_update_every": 2}
     tree["data"]["steps"] = 3
     file = tmp_path / "llava.yaml"
