@@ -63,8 +63,6 @@ class InputReading(Protocol):
 
 _READING = "_grpo_pl_reading"
 _UNREAD = "grpo_pl_unread"
-_STEPS = 4095
-"""Between the smallest and the largest number of a channel; the 256 of an image are some apart."""
 
 
 def use_reader(tokenizer: PreTrainedTokenizerBase, reader: PromptReader) -> None:
@@ -88,71 +86,18 @@ def reading_of(model: Any) -> InputReading | None:
 
 
 def inputs_as_bytes(inputs: PromptInputs) -> bytes:
-    """Inputs on their way to another process, which shares no memory with this one. Pixels take a byte each, as in the
-    image that a processor made them of, and not the four of its numbers."""
+    """Inputs on their way to another process, which shares no memory with this one."""
     from safetensors.torch import save
 
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in inputs.tensors.items():
-        if (levels := _levels(tensor)) is None:
-            tensors[name] = tensor.contiguous()
-        else:
-            tensors[name], tensors[f"{name}.levels"] = levels
-    return inputs.key.encode() + b"\n" + save(tensors)
+    return inputs.key.encode() + b"\n" + save(dict(inputs.tensors))
 
 
 def inputs_of_bytes(packed: bytes) -> PromptInputs:
     """The inverse of `inputs_as_bytes`."""
     from safetensors.torch import load
 
-    key, _, content = packed.partition(b"\n")
-    tensors = load(content)
-    for name in [name.removesuffix(".levels") for name in tensors if name.endswith(".levels")]:
-        tensors[name] = _Levels(tensors[name], tensors.pop(f"{name}.levels")).whole()
-    return PromptInputs(key=key.decode(), tensors=tensors)
-
-
-class _Levels(NamedTuple):
-    """A tensor (…, C, height, width) whose channels have few different numbers."""
-
-    places: Tensor  # uint8, (C, …, height, width)
-    values: Tensor  # (C, 256), of which `places` name one for each entry; those behind the last are 0
-
-    def whole(self) -> Tensor:
-        import torch
-
-        channels = [
-            values.index_select(0, places.flatten().int()).view(places.shape)
-            for places, values in zip(self.places, self.values, strict=True)
-        ]
-        return torch.stack(channels).movedim(0, -3).contiguous()
-
-
-def _levels(tensor: Tensor) -> _Levels | None:
-    """The same tensor, bit for bit; None where it is no image, or a channel has more different numbers, or closer ones,
-    than an image of 8 bits."""
-    import torch
-
-    if tensor.dim() < 3 or tensor.element_size() < 4:
-        return None
-    found = []
-    for channel in tensor.movedim(-3, 0).contiguous():
-        numbers = channel.float()
-        low, high = numbers.aminmax()
-        if not bool(torch.isfinite(high - low)):
-            return None
-        steps = ((numbers - low) * (_STEPS / max(float(high - low), 1e-9))).round().int()
-        used = steps.flatten().bincount() > 0
-        if int(used.sum()) > 256:
-            return None
-        places = (used.cumsum(0) - 1).to(torch.uint8)[steps]
-        values = channel.new_zeros(256)
-        values[places.int()] = channel
-        if not torch.equal(values[places.int()].view(torch.uint8), channel.view(torch.uint8)):
-            return None
-        found.append((places, values))
-    levels = _Levels(*map(torch.stack, zip(*found, strict=True)))
-    return levels if sum(part.nbytes for part in levels) < tensor.nbytes else None
+    key, _, tensors = packed.partition(b"\n")
+    return PromptInputs(key=key.decode(), tensors=load(tensors))
 
 
 def asked_of(

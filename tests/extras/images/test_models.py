@@ -11,11 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from grpo_pl.policy.inputs import encode_prompt, inputs_as_bytes, inputs_of_bytes, reading_of
+from grpo_pl.policy.inputs import encode_prompt, reading_of
 from grpo_pl.policy.loading import PolicyConfig, check_weights, load_model, load_tokenizer
 from grpo_pl.policy.lora import Lora
 from grpo_pl.policy.template import Example, PromptTemplate
-from grpo_pl.types import PromptInputs
 from tests.images import FAMILIES, SMOLVLM_CHAT, image_policy, picture
 
 TEMPLATE = PromptTemplate()
@@ -254,36 +253,3 @@ def test_the_settings_of_a_processor_are_read_by_a_name_of_the_hub_as_in_a_folde
     (folder / "preprocessor_config.json").write_text(json.dumps(settings["image_processor"]))
     file.unlink()
     assert placeholders("someone/seeing") == 4
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("size", [(16, 16), (61, 37)])
-def test_inputs_travel_as_the_bytes_of_their_pixels_and_arrive_bit_for_bit(family: str, size: tuple[int, int]) -> None:
-    large = FAMILIES[family] | {"vision_config": FAMILIES[family]["vision_config"] | {"image_size": 128}}
-    tokenizer = load_tokenizer(PolicyConfig(from_scratch=large, images=True))
-    shown = encode_prompt("?", {"images": (picture(0, *size), picture(1))}, TEMPLATE, tokenizer).inputs
-    assert shown is not None
-    sent = inputs_as_bytes(shown)
-    arrived = inputs_of_bytes(sent)
-    assert arrived.key == shown.key and arrived.tensors.keys() == shown.tensors.keys()
-    for name, tensor in shown.tensors.items():
-        assert arrived.tensors[name].dtype == tensor.dtype and torch.equal(arrived.tensors[name], tensor), name
-    assert len(sent) < 0.35 * sum(tensor.nbytes for tensor in shown.tensors.values())
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.rand(2, 3, 20, 20),  # more numbers than a byte has
-        torch.tensor([0.0, 1e-6, 1.0, -0.0]).expand(1, 3, 2, 4),  # closer ones, and two zeros
-        torch.tensor([[[float("nan"), float("inf")]]]),
-        torch.arange(6).view(2, 3),
-        torch.ones(3, 4, 5, dtype=torch.bool),
-        torch.full((1, 3, 2, 2), 0.5),
-        torch.arange(256.0).repeat(2, 3, 1, 1) / 255 - 0.5,
-    ],
-)
-def test_inputs_of_other_numbers_arrive_as_they_are(tensor: torch.Tensor) -> None:
-    arrived = inputs_of_bytes(inputs_as_bytes(PromptInputs(key="a", tensors={"x": tensor}))).tensors["x"]
-    assert arrived.dtype == tensor.dtype and arrived.shape == tensor.shape
-    assert torch.equal(arrived.view(torch.uint8), tensor.contiguous().view(torch.uint8))
