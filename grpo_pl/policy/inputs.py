@@ -85,6 +85,13 @@ def reading_of(model: Any) -> InputReading | None:
     return getattr(model, _READING, None)
 
 
+def auto_class(*, images: bool) -> Any:
+    """The class of transformers that makes and loads a policy, of text alone or of images as well."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if images else AutoModelForCausalLM
+
+
 def inputs_as_bytes(inputs: PromptInputs) -> bytes:
     """Inputs on their way to another process, which shares no memory with this one."""
     from safetensors.torch import save

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from grpo_pl.files.rows import read_object
+from grpo_pl.policy.inputs import auto_class
 from grpo_pl.policy.lora import Lora, add_adapters, base_of, merged
 from grpo_pl.policy.pretrained import MANIFEST, check_kind, check_pretrained, load_pretrained, one_clear_line
 from grpo_pl.policy.quantization import keep_form, keep_out_of_checkpoints, nf4_config
@@ -187,7 +188,7 @@ def load_model(
     Raises:
         ValueError: no such model, or its config cannot be built, or its files lack a part of its weights.
     """
-    kind = _auto_class(policy)
+    kind = auto_class(images=policy.images)
     options: dict[str, Any] = {"attn_implementation": policy.attn_implementation} if policy.attn_implementation else {}
     source = path or policy.source
     if source is None or not weights:
@@ -244,14 +245,7 @@ def check_weights(policy: PolicyConfig) -> None:
     """Refuses what `load_model` would refuse of the files of a saved model, long before it is loaded."""
     source = policy.source
     if source is not None:
-        check_pretrained(_auto_class(policy), source)
-
-
-def _auto_class(policy: PolicyConfig) -> Any:
-    """The class of transformers that loads the model of ``policy``."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-
-    return AutoModelForImageTextToText if policy.images else AutoModelForCausalLM
+        check_pretrained(auto_class(images=policy.images), source)
 
 
 def _generation_settings(source: str) -> GenerationConfig | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from grpo_pl.files.rows import read_object
-from grpo_pl.policy.inputs import reading_of
+from grpo_pl.policy.inputs import auto_class, reading_of
 from grpo_pl.policy.library_internals import is_adapted
 from grpo_pl.policy.quantization import is_quantized, plain, plain_config
 
@@ -177,9 +177,7 @@ def merged(model: PreTrainedModel, kind: Any = None, **options: Any) -> PreTrain
     Raises:
         ValueError: a layer with adapters shares its weight with another layer, which they would change too.
     """
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-
-    kind = kind or (AutoModelForCausalLM if reading_of(model) is None else AutoModelForImageTextToText)
+    kind = kind or auto_class(images=reading_of(model) is not None)
     copy: PreTrainedModel = kind.from_config(plain_config(model.config), dtype=model.dtype, **options)
     shared = _shared(copy)  # of the copy: transformers unties a base as it loads its adapters
     tied = next((name for name, _ in _adapted(model) if name in shared), None)

@@ -12,7 +12,7 @@ from torch import Tensor
 from grpo_pl.extras.engines.child.engine import ChildEngine
 from grpo_pl.extras.engines.copy_engine import ModelSpec
 from grpo_pl.functional.argument_checks import check_at_least
-from grpo_pl.policy.inputs import InputReading
+from grpo_pl.policy.inputs import InputReading, auto_class
 from grpo_pl.policy.weights import from_weights, lacking, load_whole
 from grpo_pl.rollout.engine import ProgressFn
 from grpo_pl.rollout.native.engine import NativeEngine
@@ -75,12 +75,11 @@ class NativeWorker:
         adapters: PeftConfig | None = None,
         reading: InputReading | None = None,
     ) -> None:
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+        from transformers import AutoConfig
 
-        kind = AutoModelForCausalLM if reading is None else AutoModelForImageTextToText
         self._settings = {"config": AutoConfig.for_model(**config), "dtype": getattr(torch, dtype)}
         self._device = torch.device(device)
-        self.model = kind.from_config(**self._settings, trust_remote_code=False)
+        self.model = auto_class(images=reading is not None).from_config(**self._settings, trust_remote_code=False)
         self._reading = reading
         if reading is not None:
             reading.prepare(self.model)
