@@ -88,6 +88,13 @@ class PolicyConfig:
 
         return as_folder(self.path)
 
+    def check_sharding(self) -> None:
+        """Refuses what FSDP2 cannot shard."""
+        if self.quantization is not None:
+            raise ValueError(
+                "policy.quantization cannot be sharded by FSDP2: set it null, or another trainer.strategy."
+            )
+
 
 def load_tokenizer(policy: PolicyConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of ``policy``, with padding on the left; it always has a padding token. One that has no EOS token

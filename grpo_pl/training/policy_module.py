@@ -191,10 +191,8 @@ class PolicyModule(LightningModule):
 
     def _load_policy(self, *, sharded: bool) -> None:
         """Loads tokenizer and policy; its weights are those of the cold start, where there is one."""
-        if sharded and self.policy_config.quantization is not None:
-            raise ValueError(
-                "policy.quantization cannot be sharded by FSDP2: set it null, or another trainer.strategy."
-            )
+        if sharded:
+            self.policy_config.check_sharding()
         self._resolve_characters()
         self.tokenizer = load_tokenizer(self.policy_config)
         needs_weights = self._needs_start_weights()

@@ -174,10 +174,8 @@ class SFTModule(StepModule):
                 rank_zero_info(note)
 
     def build_model(self, *, weights: bool = True) -> Any:
-        if self.policy_config.quantization is not None and isinstance(self.trainer.strategy, FSDP2Strategy):
-            raise ValueError(
-                "policy.quantization cannot be sharded by FSDP2: set it null, or another trainer.strategy."
-            )
+        if isinstance(self.trainer.strategy, FSDP2Strategy):
+            self.policy_config.check_sharding()
         return load_model(self.policy_config, self.tokenizer, weights=weights)
 
     def on_fit_start(self) -> None:

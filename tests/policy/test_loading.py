@@ -18,6 +18,7 @@ from grpo_pl.policy.loading import (
     load_tokenizer,
     model_config,
 )
+from grpo_pl.policy.lora import Lora
 from grpo_pl.policy.tokenizer import end_of_text
 from grpo_pl.types import SamplingParams
 
@@ -139,6 +140,15 @@ def test_exactly_one_of_path_and_from_scratch() -> None:
     for arguments in ({}, {"path": "x", "from_scratch": SCRATCH}):
         with pytest.raises(ValueError, match="exactly one of `path`"):
             PolicyConfig(**arguments)
+
+
+def test_what_fsdp2_cannot_shard_is_refused() -> None:
+    scratch = {"model_type": "qwen2"}
+    for policy in (PolicyConfig(from_scratch=scratch), PolicyConfig(from_scratch=scratch, images=True)):
+        policy.check_sharding()
+    packed = PolicyConfig(path="somewhere", lora=Lora(rank=1), quantization="nf4")
+    with pytest.raises(ValueError, match=r"^policy\.quantization .*FSDP2"):
+        packed.check_sharding()
 
 
 def test_from_scratch_wants_a_model_type_that_transformers_knows(tokenizer: PreTrainedTokenizerBase) -> None:
