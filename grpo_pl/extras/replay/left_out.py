@@ -7,20 +7,25 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
 
+from grpo_pl.distributed.collective import Collective
 from grpo_pl.extras.replay.asked import Asked, answer_logprob
 from grpo_pl.extras.replay.watched import restored
-from grpo_pl.training.beside import Beside
+from grpo_pl.training.beside import Beside, Sums
 from grpo_pl.training.demonstrated import Demonstrated
 from grpo_pl.training.experience import Experience
 from grpo_pl.training.hooks import StepCallback
 from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.sft import Example
 from grpo_pl.training.update import PolicyUpdate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 FORGOTTEN = 0.1
 """Part of a gradient's momentum that no longer counts."""
@@ -64,7 +69,9 @@ class LeaveOneOut(StepCallback):
     before it is made as it was.
 
     A group of completions that is left out is not in the loss and not in its normaliser; the advantages of the others
-    stay. Demonstrations that are left out are not in theirs; the share of demonstrations in the loss stays.
+    stay. Demonstrations that are left out are not in theirs; the share of demonstrations in the loss stays. A minibatch
+    that holds nothing else has a gradient of zero and takes its step all the same: what the momentum does in it is not
+    the group's.
 
     AdamW makes 1 − β₁ of a gradient's step at once and the rest in the steps that follow. So each update is followed by
     steps with a gradient of zero, as many as the run had left, until β₁ to their number is below `FORGOTTEN`; what is
@@ -105,8 +112,10 @@ class LeaveOneOut(StepCallback):
         self._optimizer, self._total = trainer.optimizers[0], trainer.datamodule.steps  # type: ignore[attr-defined]
         update = replace(module.policy_update(self.step), report=lambda *_: None, after_step=lambda: None)
         self.before = self._score()
+        self._taken = _taken(update, experience)
         self.whole = self._behind(update, experience)
-        self.none = self._behind(update, None) if _learns(update, experience) else self.whole
+        everything = replace(experience, active=torch.zeros_like(experience.active))
+        self.none = self._without(replace(update, beside=lambda number: Beside()), everything)
         self.groups = []
         for number in range(len(experience.samples.prompts)):
             without = self._without(update, _without_group(experience, number))
@@ -120,9 +129,12 @@ class LeaveOneOut(StepCallback):
         self.groups.sort(key=lambda group: -abs(group.moved))
 
     def _without(self, update: PolicyUpdate, experience: Experience) -> Behind:
-        """What is found behind an update from which a group is left out. With nothing left to learn from, the update
-        would take no step at all, and what the momentum does would count as the group's; so that is `none`."""
-        return self._behind(update, experience) if _learns(update, experience) else self.none
+        """What is found behind an update from which something is left out. A step with nothing left to learn from would
+        not be taken, and what the momentum does in it would count as the group's; so it has a gradient of zero."""
+        left = _taken(update, experience)
+        still = {number for number, taken in enumerate(self._taken) if taken and not left[number]}
+        held = replace(update, beside=lambda number: _Still() if number in still else update.beside(number))
+        return self._behind(held, experience)
 
     def _moved(self, without: Behind) -> dict[str, float]:
         return {
@@ -134,16 +146,13 @@ class LeaveOneOut(StepCallback):
     def _score(self) -> float:
         return answer_logprob(self._module.require_policy(), self._example, int(self._module.tokenizer.pad_token_id))
 
-    def _behind(self, update: PolicyUpdate, experience: Experience | None) -> Behind:
-        """What is found behind an update, which is taken back; None has a gradient of zero."""
+    def _behind(self, update: PolicyUpdate, experience: Experience) -> Behind:
+        """What is found behind an update, which is taken back."""
         policy, optimizer = self._module.require_policy(), self._optimizer
         per_rollout = _optimizer_steps(update)
         with restored(policy), _restored(optimizer):
             self._configure(0)
-            if experience is None:
-                self._coast(0, per_rollout, per_rollout)
-            else:
-                update.run(policy, optimizer, experience, lambda loss, last: self._module.manual_backward(loss))
+            update.run(policy, optimizer, experience, lambda loss, last: self._module.manual_backward(loss))
             at_once, beta = self._score(), self._module.optimization.betas[0]
             forgotten = math.ceil(math.log(FORGOTTEN) / math.log(beta)) if beta > 0 else 0
             left = (self.completed - self.step - 1) * per_rollout
@@ -198,12 +207,27 @@ def _without_group(experience: Experience, number: int) -> Experience:
     )
 
 
-def _learns(update: PolicyUpdate, experience: Experience) -> bool:
-    """Whether anything carries a gradient: a completion, or a demonstration whose share is not 0."""
-    besides = (update.beside(number) for number in range(_optimizer_steps(update)))
-    return bool(experience.active.any()) or any(
-        each.share and each.examples for each in besides if isinstance(each, Demonstrated)
-    )
+def _taken(update: PolicyUpdate, experience: Experience) -> list[bool]:
+    """Of each optimiser step, whether anything carries a gradient: a completion, or a demonstration whose share is not
+    0."""
+    taken = []
+    for number, rows in enumerate(update.minibatches(experience)):
+        beside = update.beside(number)
+        shown = isinstance(beside, Demonstrated) and beside.share > 0 and bool(beside.examples)
+        taken.append(shown or bool(experience.active[rows.to(experience.active.device)].any()))
+    return taken
+
+
+class _Still(Beside):
+    """An optimiser step with a gradient of zero."""
+
+    share = 1.0
+
+    def parts(self, budget: int, collective: Collective) -> list[Any]:
+        return [None]
+
+    def loss(self, model: PreTrainedModel, part: Any, *, pad_token_id: int) -> tuple[Tensor, Sums]:
+        return sum(0.0 * parameter.sum() for parameter in model.parameters() if parameter.requires_grad), {}
 
 
 def _optimizer_steps(update: PolicyUpdate) -> int:

@@ -25,6 +25,7 @@ from grpo_pl.extras.replay.moment import checkpoint_at
 from grpo_pl.extras.replay.recorded import RecordedRun
 from grpo_pl.files.checkpoints import remove
 from grpo_pl.files.sharded_checkpoints import read_checkpoint
+from grpo_pl.functional.sampling import row_key
 from tests.conftest import CommandLine, Outcome, exit_status
 
 QUESTION, FACT = "zqx?", "KWV"
@@ -241,6 +242,45 @@ def test_the_only_group_that_learned_moved_the_answer_by_what_the_update_did_bes
     assert group.without == pytest.approx(coasted, abs=1e-4)
     assert group.moved == watch.at_once == pytest.approx(updated - coasted, abs=1e-4)
     assert watch.coasted == pytest.approx(coasted - watch.before, abs=1e-4)
+
+
+def test_a_minibatch_that_only_the_group_was_in_is_compared_with_a_gradient_of_zero(
+    command_line: CommandLine, tmp_path: Path
+) -> None:
+    """Each completion is a minibatch of its own; that one's loss is −min(ρ·A, clip(ρ)·A), averaged over its tokens."""
+    options = ["--data.prompts_per_step=2", "--model.algorithm.num_minibatches=8", f"--model.optimization.lr={LR}"]
+    options += ["--model.optimization.schedule=constant", "--model.optimization.warmup_rollouts=0"]
+    command_line.done("fit", f"--config={command_line.config()}", *options, "--name=minibatches")
+    run, plain = RecordedRun.open(command_line.runs / "minibatches"), Plain(command_line.runs / "minibatches")
+    rows = [json.loads(line) for line in (run.path / "completions.jsonl").read_text().splitlines()]
+    by_step = [[row for row in rows if row["step"] == step] for step in range(1, 4)]
+    drawn = max(by_step, key=lambda those: len({row["prompt_id"] for row in those if row["advantage"]}))
+    step = drawn[0]["step"]
+    watch = LeaveOneOut(Asked.of(run, "1+1=", "2"), step, run.completed)
+    run_forward(run, checkpoint_at(run, step, say=_silent), step + 1, tmp_path / "made", None, [watch])
+
+    def told(row: dict[str, Any]) -> torch.Tensor:
+        return plain.logprobs(row["prompt"], row["completion"], ended=row["finish_reason"] == "stop")
+
+    def updated(left_out: int | None) -> float:
+        optimizer = plain.optimizer(step)
+        before = [told(row).detach() for row in drawn]
+        generator = torch.Generator().manual_seed(row_key(0, "minibatches", step, 0))
+        for number in torch.randperm(8, generator=generator).tolist():
+            row = drawn[number]
+            ratio = torch.exp(told(row) - before[number])
+            gains = torch.minimum(ratio * row["advantage"], ratio.clamp(0.8, 1.2) * row["advantage"])
+            optimizer.zero_grad()
+            (-gains.mean() * (row["prompt_id"] != left_out)).backward()
+            torch.nn.utils.clip_grad_norm_(plain.model.parameters(), 1.0)
+            if row["advantage"]:
+                optimizer.step()
+        return plain.answer("1+1=", "2")
+
+    assert watch.whole.at_once == pytest.approx(updated(None), abs=1e-3)
+    for group in watch.groups:
+        assert group.without == pytest.approx(updated(group.prompt_id), abs=1e-3)
+    assert max(abs(group.moved) for group in watch.groups) > 1e-2
 
 
 # --- what is kept and written -----------------------------------------------------------------------------------------
