@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json as json_module
 import re
-import sys
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
 from grpo_pl.extras.replay.bisection import Bisection, conclusions, named, why_of
-from grpo_pl.extras.replay.why_command import shortened, show_line, show_table, shown
+from grpo_pl.extras.replay.why_command import hand_out, shortened, show_line, show_table, shown
 
 MOST_ROWS = 24
 """Rows of the curve in a terminal, besides the steepest step and the ends of the rise."""
@@ -53,13 +51,7 @@ def bisect(
     asked = re.sub(r"\W+", "-", question).strip("-")[:40]
     file = page_file(recorded, page, f"bisect-{recorded.path.resolve().name}-{asked}")  # before anything is made again
     found = find(recorded, question, answer=answer, disk=disk, run_rewards=run_rewards)
-    if json:
-        print(json_module.dumps(found.as_json()))
-    else:
-        show(found, Console())
-    if page is not None or not json:
-        write_page(found, file)
-        print(f"page      {file}", file=sys.stderr if json else sys.stdout)
+    hand_out(found, show, write_page, json=json, file=file if page is not None or not json else None)
     return 0
 
 

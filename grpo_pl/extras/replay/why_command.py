@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json as json_module
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -56,16 +57,28 @@ def why(
     if page is not None:
         page_file(recorded, page, "")  # before anything is made again
     found = explain(recorded, step=step, prompt=prompt, sample=sample, completion=completion, run_rewards=run_rewards)
+    name = f"why-{recorded.path.resolve().name}-{found.step}-{found.prompt_id}-{found.sample}"
+    file = page_file(recorded, page, name) if page is not None or not json else None
+    hand_out(found, show, write_page, json=json, file=file)
+    return 0
+
+
+def hand_out(
+    found: Any,
+    show: Callable[[Any, Console], None],
+    write: Callable[[Any, Path], None],
+    *,
+    json: bool,
+    file: Path | None,
+) -> None:
+    """Prints what a command found, as tables or as JSON, and writes its page where a file is given."""
     if json:
         print(json_module.dumps(found.as_json()))
     else:
         show(found, Console())
-    if page is not None or not json:
-        name = f"why-{recorded.path.resolve().name}-{found.step}-{found.prompt_id}-{found.sample}"
-        file = page_file(recorded, page, name)
-        write_page(found, file)
+    if file is not None:
+        write(found, file)
         print(f"page      {file}", file=sys.stderr if json else sys.stdout)
-    return 0
 
 
 def show(found: Explanation, console: Console) -> None:
