@@ -23,7 +23,7 @@ from typing import get_type_hints
 
 import grpo_pl
 from grpo_pl.cli.commands import BRANCH, TRAINER_VERBS, VERBS, module_of
-from grpo_pl.config.jsonargparse_adapter import USAGE_ERROR, Parser, explain, options_described
+from grpo_pl.config.jsonargparse_adapter import USAGE_ERROR, Parser, explain, options_described, show_as
 from grpo_pl.config.objects import ConfigError, gather, read_arguments
 from grpo_pl.config.shipped import with_shipped_configs
 from grpo_pl.config.terms import ROOM
@@ -227,6 +227,7 @@ def _command(verb: str, args: list[str]) -> int:
     first = next(iter(parameters.values()), None)
     if first is not None and first.default is first.empty and str(first.annotation).startswith("list["):
         # `a b --output=c`: the parser takes one argument for a list, not several
+        show_as(parser, first.name, "PATH ...")
         values: list[str] = []
         options: list[str] = []
         for before, arg in zip(["", *named], named, strict=False):

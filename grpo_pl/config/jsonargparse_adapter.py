@@ -155,6 +155,13 @@ def option_names(parser: ArgumentParser) -> Iterator[str]:
             yield from option_names(sub)
 
 
+def show_as(parser: ArgumentParser, name: str, shown: str) -> None:
+    """Has the page of help write ``shown`` for the value of an argument."""
+    for action in parser._actions:
+        if action.dest == name:
+            action.metavar = shown
+
+
 # --- settings that jsonargparse has for the whole process -----------------------------------------------------------
 
 

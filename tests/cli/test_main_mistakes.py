@@ -255,6 +255,10 @@ def test_help_on_a_part_shows_its_options_alone(command_line: Any) -> None:
     assert command_line("plan", "--help", "all").out == command_line("plan", "--help").out
 
 
+def test_help_on_several_paths_shows_them_as_they_are_written(command_line: Any) -> None:
+    assert "[--output OUTPUT] PATH ...\n" in command_line("report", "--help").out
+
+
 def test_the_terms_of_the_objective_have_a_page(command_line: Any) -> None:
     outcome = command_line("fit", "--help", "terms")
     assert "grpo_pl.objective.terms.anchor.Anchor: " in outcome.out
