@@ -24,13 +24,20 @@ QUICKSTART = [
     "--data.prompts_per_step=4",
     "--data.val_prompts=4",
     "--trainer.val_check_interval=3",
-    "--model.cold_start.steps=120",
+    "--model.policy.from_scratch.hidden_size=32",
+    "--model.policy.from_scratch.intermediate_size=48",
+    "--model.policy.from_scratch.num_hidden_layers=1",
+    "--model.policy.from_scratch.num_attention_heads=2",
+    "--model.policy.from_scratch.num_key_value_heads=2",
+    "--model.cold_start.steps=60",
     "--model.cold_start.batch_size=16",
+    "--model.cold_start.lr=0.01",
     "--model.max_tokens_per_microbatch=1024",
     "--checkpoint.every_n_rollouts=1",
     "--checkpoint.keep=10",
 ]
-"""The quickstart with fewer problems and demonstrations, and a checkpoint after each of its seven rollouts."""
+"""The quickstart with a smaller policy, fewer problems and demonstrations, and a checkpoint after each of its seven
+rollouts."""
 
 
 @pytest.fixture(scope="module", autouse=True)
