@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from trl import GRPOConfig
 
 from grpo_pl.config.jsonargparse_adapter import option_names
 from grpo_pl.config.suggestions import NAMES, nearest, nearest_class, our_name
@@ -83,6 +82,8 @@ def test_fields_that_are_named_exist() -> None:
 
 
 def test_every_field_of_grpo_config_that_has_a_counterpart_is_known() -> None:
+    from trl import GRPOConfig  # not in every worker: its import looks through all packages
+
     counterparts = {
         *("num_generations", "max_completion_length", "temperature", "top_p", "top_k", "beta", "epsilon"),
         *(
