@@ -1,11 +1,13 @@
 """The core alone: a copy of the package whose only extra is the kernels trains all the same."""
 
 import hashlib
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -33,13 +35,14 @@ def core(tmp_path: Path) -> Path:
     return tmp_path / "core"
 
 
-def _run(source: Path, folder: Path, *arguments: str) -> str:
+def _run(source: Path, folder: Path, *commands: Sequence[str]) -> str:
+    """What these commands print, one after the other in a process of their own."""
     environment = os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     code = (
         f"import sys, grpo_pl; assert grpo_pl.__file__.startswith({str(source)!r}), grpo_pl.__file__;"
-        "from grpo_pl.cli.main import main; sys.exit(main(sys.argv[1:]))"
+        "import json; from grpo_pl.cli.main import main; sys.exit(any(map(main, json.loads(sys.argv[1]))))"
     )
-    command = [sys.executable, "-c", code, *arguments]
+    command = [sys.executable, "-c", code, json.dumps(commands)]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout + done.stderr
@@ -63,9 +66,13 @@ def test_it_trains_resumes_validates_and_exports_to_the_same_bytes(core: Path, t
         folder = tmp_path / f"by_{source.name}"
         folder.mkdir()
         (folder / "quickstart.yaml").write_text(yaml.safe_dump(quickstart))
-        told[source] = _run(source, folder, *FIT)
-        told[source] += _run(source, folder, *FIT, "--resume", "--data.steps=3")
-        _run(source, folder, "validate", "--config=runs/run/config.yaml", "--ckpt_path=runs/run/checkpoints/last.ckpt")
-        _run(source, folder, "export", "runs/run", "exported")
+        told[source] = _run(
+            source,
+            folder,
+            FIT,
+            (*FIT, "--resume", "--data.steps=3"),
+            ("validate", "--config=runs/run/config.yaml", "--ckpt_path=runs/run/checkpoints/last.ckpt"),
+            ("export", "runs/run", "exported"),
+        )
     assert "RewardWatch" in told[core] and "WriteReport" in told[core] and "is left out" not in told[PACKAGE.parent]
     assert _made(tmp_path / "by_core") == _made(tmp_path / f"by_{PACKAGE.parent.name}")
