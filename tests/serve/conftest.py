@@ -314,22 +314,33 @@ def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
         time.sleep(0.05)
 
 
+STARTED: list[Running] = []
+"""The servers that have not been ended."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
+    """Ends the servers after the last test of this folder: each takes time of the processor while it lives."""
+    try:
+        yield
+    finally:
+        if nextitem is None or not nextitem.nodeid.startswith("tests/serve/"):
+            for server in STARTED:  # all at once, and then wait for each
+                server.ask_to_stop()
+            while STARTED:
+                STARTED.pop().stop()
+
+
 @pytest.fixture(scope="session")
-def start(export: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Running]]:
-    """``start("--max-queue", "1", api_key="secret")``: a server of one's own, ended with the tests."""
-    started: list[Running] = []
+def start(export: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Running]:
+    """``start("--max-queue", "1", api_key="secret")``: a server of one's own, ended with the tests of this folder."""
 
     def run(*options: str, model: Path | None = export, **further: Any) -> Running:
         log = tmp_path_factory.mktemp("log") / "server.log"
-        server = Running(model, log, *options, **further)
-        started.append(server)
-        return server
+        STARTED.append(Running(model, log, *options, **further))
+        return STARTED[-1]
 
-    yield run
-    for server in started:  # all at once, and then wait for each
-        server.ask_to_stop()
-    for server in started:
-        server.stop()
+    return run
 
 
 SECRETS = {

@@ -85,7 +85,7 @@ def test_a_run_is_followed_and_the_reason_is_shown_by_ready(
     ready = server.call("GET", "/ready")[1]
     assert ready["weights"].startswith("rollout-000010-") and "error" not in ready
     stream = server.openai().chat.completions.create(
-        model="my-run", stream=True, messages=HELLO, max_tokens=3000, seed=7, extra_body={"ignore_eos": True}
+        model="my-run", stream=True, messages=HELLO, max_tokens=1200, seed=7, extra_body={"ignore_eos": True}
     )
     events = iter(stream)
     seen = {next(events).system_fingerprint}
@@ -101,6 +101,7 @@ def test_a_run_is_followed_and_the_reason_is_shown_by_ready(
     assert server.call("GET", "/ready")[0] == 200 and "rollout-000013.ckpt is passed over" in server.log
     write_checkpoint(run, export, 14)
     wait_until(lambda: "error" not in server.call("GET", "/ready")[1])
+    server.stop()
 
 
 def test_a_run_is_followed_or_a_model_is_served_not_both(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_a_client_that_hangs_up_frees_its_places(server: Any, path: str, body: d
 
 
 def test_a_full_queue_is_429_and_a_waiting_request_gets_its_turn(narrow: Any) -> None:
-    first = _post(narrow, {**LONG, "n": 64, "stream": True})
+    first = _post(narrow, {**LONG, "n": 64, "stream": True, "max_tokens": 1000})
     wait_until(lambda: narrow.metric("running_sequences") == 2)
     second = _post(narrow, {**LONG, "stream": True})
     wait_until(lambda: narrow.metric("waiting_requests") == 1)
