@@ -37,6 +37,8 @@ BUILDS = {
     "here by clang": ["clang"],
     "ARM by clang": ["clang", f"--target={ARM}"],
 }
+FURTHER = ("ARM, checked", "ARM by clang")
+"""What the others hold already: the check of both sources here, both compilers on one processor each."""
 CLOSE = 5e-6  # so that no two processors are further apart than 1e-5
 
 
@@ -262,7 +264,7 @@ def runs(build: str) -> list[str]:
     return EMULATED if emulated else []
 
 
-@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("build", [pytest.param(name, marks=[pytest.mark.slow] * (name in FURTHER)) for name in BUILDS])
 def test_every_entry_gives_what_double_precision_gives_and_nothing_is_undefined(build, tmp_path):
     before, (compiler, *flags) = runs(build), BUILDS[build]
     driver = tmp_path / "driver"
