@@ -471,7 +471,8 @@ def _drawn_in_torch(request: pytest.FixtureRequest) -> Iterator[None]:
 
 WORKERS_STAY = ("test_score", "test_filter", "test_preflight", "test_command",
                 "test_presets", "test_recipes", "test_python_page", "test_first_steps_page",
-                "test_extending_page", "test_data_page", "test_readme", "test_fixes", "test_docs")  # fmt: skip
+                "test_extending_page", "test_data_page", "test_readme", "test_fixes", "test_docs",
+                "test_moment", "test_branch", "test_proof")  # fmt: skip
 """Modules whose runs judge mathematics, and which are not about the end of its worker processes: these take longer to
 start than such a run takes, and stay until another module comes."""
 
