@@ -113,13 +113,16 @@ def _killed(folder: Path, cache: Path, visit: int, *args: object) -> int:
     return grpo_pl(folder, cache, *args)
 
 
+SHORT = ("--data.steps=1", "--model.cold_start.steps=30", "--trainer.limit_val_batches=0")
+
+
 @pytest.mark.parametrize("name", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_a_fit_that_is_killed_in_its_start_ends_bit_for_bit(
     in_processes: Callable[..., Ended], five_rollouts: Path, tmp_path: Path, read_metrics: Calls, name: str
 ) -> None:
-    args = ("fit", f"--config={five_rollouts}", *STRATEGIES[name], "--data.steps=1", "--resume")
+    args = ("fit", f"--config={five_rollouts}", *STRATEGIES[name], *SHORT, "--resume")
     in_processes(grpo_pl, tmp_path / "whole", tmp_path / "a", *args)
-    for visit in (20, 15):
+    for visit in (10, 8):
         logs = tmp_path / f"killed{visit}"
         ended = join(fork(_killed, tmp_path / "rest", tmp_path / "b", visit, *args, folder=logs), logs)
         assert -signal.SIGKILL in ended.status and 0 not in ended.status, ended.log(0)
@@ -129,7 +132,7 @@ def test_a_fit_that_is_killed_in_its_start_ends_bit_for_bit(
     assert (whole / "model.safetensors").read_bytes() == (rest / "model.safetensors").read_bytes()
     rows = [read_metrics(tmp_path / run / "five" / "metrics.csv") for run in ("whole", "rest")]
     assert rows[0] == rows[1]
-    in_processes(grpo_pl, tmp_path / "one", tmp_path / "c", *args[:2], "--data.steps=1", world=1)
+    in_processes(grpo_pl, tmp_path / "one", tmp_path / "c", *args[:2], *SHORT, world=1)
     (alone,) = (tmp_path / "c" / "cold_start").iterdir()
     assert alone.name == whole.name
     assert_close(whole, alone)

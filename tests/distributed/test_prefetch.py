@@ -57,7 +57,9 @@ def test_what_no_checkpoint_may_hold_ends_all_processes_before_they_exchange_any
     file = tmp_path / "late.yaml"
     plain = "grpo_pl.data.tasks.arithmetic.ArithmeticPrompts"
     file.write_text(feature("ahead").read_text().replace(plain, "user_parts.LateDate"))
-    _, finish = start(grpo_pl, tmp_path / "runs", "fit", f"--config={file}", *STRATEGIES["ddp"])
+    _, finish = start(
+        grpo_pl, tmp_path / "runs", "fit", f"--config={file}", *STRATEGIES["ddp"], "--model.cold_start.steps=1"
+    )
     ended = finish()
     assert ended.status == [1, 1], ended.log(0) + ended.log(1)
     assert "column 'day' of problem" in ended.log(0) and "column 'day' of problem" in ended.log(1)
