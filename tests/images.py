@@ -82,6 +82,7 @@ def training(**policy: Any) -> dict[str, Any]:
     return {
         "model__policy": {"from_scratch": SMOLVLM, "images": True, **({} if "lora" in policy else SEEING), **policy},
         "data__source": {"class_path": "grpo_pl.data.mixture.MixturePrompts", "init_args": parts},
+        "model__cold_start": {"steps": 20, "batch_size": 16, "lr": 0.01},
         "model__max_tokens_per_microbatch": 150,
     }
 
