@@ -1,6 +1,7 @@
 """No pair of answers that are known to differ is paid, in any spelling; pairs judged by a careful teacher."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,18 +28,15 @@ def test_most_answers_of_the_same_value_are_paid(reward: MathReward, name: str) 
     assert len(refused) <= 0.1 * len(same), refused
 
 
-def test_pairs_are_judged_as_a_careful_teacher_would() -> None:
+def test_pairs_are_judged_as_a_careful_teacher_would(reward: MathReward) -> None:
     """At most two wrong answers in 181 are paid and 50 right ones in 238 refused, beside what the docs announce."""
     rows = [json.loads(line) for line in TEACHER.read_text().splitlines()]
     places = {row.get("answer_in", "box") for row in rows}
     paid, refused = 0, 0
     for place in places:
         here = [row for row in rows if row.get("answer_in", "box") == place and not row.get("announced")]
-        reward = MathReward(
-            answer_in=place, answer_pattern="####" if place == "pattern" else None, soft_limit_s=5.0, hard_limit_s=20.0
-        )
-        scores = reward([row["completion"] for row in here], [row["answer"] for row in here], {})
-        reward.close()
+        judge = replace(reward, answer_in=place, answer_pattern="####" if place == "pattern" else None)
+        scores = judge([row["completion"] for row in here], [row["answer"] for row in here], {})
         paid += sum(s.value == 1.0 and row["expected"] == 0 for row, s in zip(here, scores, strict=True))
         refused += sum(s.value != 1.0 and row["expected"] == 1 for row, s in zip(here, scores, strict=True))
     assert paid <= 2
