@@ -30,10 +30,14 @@ def _unread(*arguments: str, folder: Path, unbuffered: bool = False) -> tuple[in
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("unbuffered", [False, True])
 @pytest.mark.parametrize("arguments", ["--help", "--version", "fit --help", "fit --help terms"])
+@pytest.mark.parametrize("unbuffered", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_page_that_nobody_reads_ends_silently(tmp_path: Path, arguments: str, unbuffered: bool) -> None:
     assert _unread(*arguments.split(), folder=tmp_path, unbuffered=unbuffered) == (UNREAD, "")
+
+
+def test_nor_is_it_told_where_each_line_is_written_at_once(tmp_path: Path) -> None:
+    assert _unread("fit", "--help", folder=tmp_path, unbuffered=True) == (UNREAD, "")
 
 
 def test_scores_are_written_though_nobody_reads_the_table(tmp_path: Path) -> None:
