@@ -1,6 +1,7 @@
 """The loss and its gradient against TRL's own ``GRPOTrainer`` on the same model and the same tokens."""
 
 import importlib
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -19,7 +20,9 @@ from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.objective.terms.self_distillation import SelfDistillation
 from tests.losses import loss_of_tokens
 
-trl = pytest.importorskip("trl", reason="TRL is a development dependency: pip install 'grpo_pl[dev]'")
+pytestmark = pytest.mark.skipif(
+    find_spec("trl") is None, reason="TRL is a development dependency: pip install 'grpo_pl[dev]'"
+)
 
 B, S, T, VOCAB, MAX_LENGTH = 8, 3, 5, 16, 7
 EPSILON = {"epsilon_low": 0.1, "epsilon_high": 0.15}
@@ -41,6 +44,8 @@ def trainer(tmp_path_factory):
             num_key_value_heads=2,
         )
     ).double()  # fmt: skip
+    import trl
+
     trainer = trl.GRPOTrainer(
         model=model,
         reward_funcs=lambda completions, **_: [0.0] * len(completions),

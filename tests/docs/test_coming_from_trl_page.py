@@ -10,12 +10,12 @@ from grpo_pl.config.suggestions import NAMES
 from grpo_pl.training.checks import check_precision
 from tests.docs.pages import page
 
-trl = pytest.importorskip("trl", reason="TRL is a development dependency: pip install 'grpo_pl[dev]'")
 ROWS = re.findall(r"^\| (`.*?) \| (.*) \|$", page("coming_from_trl"), re.MULTILINE)
 THEIRS = {name: ours for names, ours in ROWS for name in re.findall(r"`(\w+)`", names)}
 
 
 def test_every_field_of_theirs_has_its_place() -> None:
+    trl = pytest.importorskip("trl", reason="TRL is a development dependency: pip install 'grpo_pl[dev]'")
     fields = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
     named = [name for names, _ in ROWS for name in re.findall(r"`(\w+)`", names)]
     assert len(named) == len(set(named))

@@ -1,6 +1,7 @@
 """The tokens of many turns, with and without a chat template; real ones are those that come with TRL."""
 
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from grpo_pl.policy.dialogue import Dialogue, PlainTurns, opening
 from grpo_pl.policy.template import PromptTemplate
 from grpo_pl.policy.tokenizer import character_tokenizer
 
-TEMPLATES = Path(pytest.importorskip("trl").__file__).parent / "chat_templates"
+if (TRL := find_spec("trl")) is None:  # whose import takes long
+    pytest.skip("TRL is a development dependency: pip install 'grpo_pl[dev]'", allow_module_level=True)
+TEMPLATES = Path(str(TRL.origin)).parent / "chat_templates"
 CHATML_EOS = "<|im_end|>"
 TOOL = {"type": "function", "function": {"name": "calc", "description": "Adds.", "parameters": {"type": "object"}}}
 
