@@ -1,5 +1,5 @@
-"""Every kind of run again, bit for bit: several processes, completions drawn ahead and in parts, adapters, episodes, a
-teacher that moves, problems that follow what is solved."""
+"""Every kind of run again, bit for bit: one process and several, completions drawn ahead and in parts, adapters,
+episodes, a teacher that moves, problems that follow what is solved."""
 
 import os
 import subprocess
@@ -41,6 +41,7 @@ SMOLLM2 = {
     "data.val_prompts": 1,
 }
 KINDS: dict[str, tuple[int, list[str], dict[str, Any]]] = {
+    "quickstart": (1, ["quickstart"], {}),
     "ddp": (2, ["quickstart", "strategy/ddp"], {}),
     "fsdp": (2, ["quickstart", "strategy/fsdp"], {}),
     "staleness": (1, ["quickstart"], {"data.staleness": 1}),
