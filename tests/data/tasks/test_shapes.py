@@ -144,9 +144,10 @@ def test_a_scene_with_a_question_is_one_problem_with_one_picture() -> None:
 def test_no_answer_is_common() -> None:
     for kind in ("count", "color", "relation"):
         source = ShapePrompts(questions=(kind,))  # type: ignore[arg-type]
-        answers = Counter(problem.answer for problem in source.prompts(0, count=600))
+        problems = source.prompts(0, count=600)
+        answers = Counter(problem.answer for problem in problems)
         assert answers.most_common(1)[0][1] < 600 * 0.33, answers
-        assert {p.question.split()[0] for p in source.prompts(0, count=600)} <= {kind, "left", "above"}
+        assert {problem.question.split()[0] for problem in problems} <= {kind, "left", "above"}
 
 
 def test_demonstrations_with_work_are_right_and_the_others_did_not_look() -> None:
