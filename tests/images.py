@@ -87,10 +87,10 @@ def training(**policy: Any) -> dict[str, Any]:
     }
 
 
-def on_images(config: Path, file: Path) -> Path:
+def on_images(config: Path, file: Path, **policy: Any) -> Path:
     """Writes ``config`` into ``file`` with these changes, for runs of other tests."""
     tree = yaml.safe_load(config.read_text())
-    for place, value in training().items():
+    for place, value in training(**policy).items():
         part, _, field = place.partition("__")
         tree[part][field] = value
     file.write_text(yaml.safe_dump(tree))

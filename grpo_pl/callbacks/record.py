@@ -21,7 +21,7 @@ from lightning.pytorch.callbacks import Callback
 import grpo_pl
 from grpo_pl.config.presets import preset_name
 from grpo_pl.config.terms import ROOM
-from grpo_pl.data.cells import image_digests, written_images
+from grpo_pl.data.cells import image_digests
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.files.rows import read_object
 from grpo_pl.files.runs import RunFolder, keep_config
@@ -144,11 +144,13 @@ def examples_of(data: RolloutDataModule) -> list[dict[str, Any]]:
     should begin with, are left out."""
     examples: list[dict[str, Any]] = []
     for problem in (problem for problems in data.held_out().values() for problem in problems):
-        shown = written_images(problem)
-        columns = {name: cell for name, cell in problem.columns.items() if name not in shown}
+        images = problem.columns["images"] if image_digests(problem) else ()
+        if sum(len(image.png) for image in images) > LONGEST_EXAMPLE:
+            continue
+        columns = {name: cell for name, cell in problem.columns.items() if not (images and name == "images")}
         example = {"problem": problem.question, "answer": problem.answer, "columns": columns}
-        if shown:
-            example["images"] = shown["images"]
+        if images:
+            example["images"] = [image.data_url() for image in images]
         with suppress(TypeError, ValueError):  # a column of other than JSON types
             if problem.question.strip() and len(json.dumps(example)) <= LONGEST_EXAMPLE:
                 examples.append(example)

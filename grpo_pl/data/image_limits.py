@@ -34,6 +34,11 @@ class ImageLimits:
         """The limits by the names of their fields."""
         return {"megabytes": self.megabytes, "megapixels": self.megapixels, "per_prompt": self.per_prompt}
 
+    @property
+    def elsewhere(self) -> str:
+        """What messages say of a file that lies outside of its folder."""
+        return "move it there, or set data.source.images.folder"
+
     def setting(self, name: str) -> str:
         """What messages call a limit, by the name of its field."""
         return f"data.source.images.{name}"
@@ -46,5 +51,9 @@ class OptionLimits(ImageLimits):
     option: str
     """Such as ``--images``."""
 
+    @property
+    def elsewhere(self) -> str:
+        return "move it there, beside the file of the rows"
+
     def setting(self, name: str) -> str:
-        return "the folder of the file" if name == "folder" else f"the limit of {self.option}"
+        return f"the limit of {self.option}"

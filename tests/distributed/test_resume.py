@@ -8,6 +8,7 @@ import torch
 
 from tests.distributed.conftest import STRATEGIES, Calls
 from tests.distributed.test_episodes import ASKS, PLAY
+from tests.images import LLAVA, on_images
 
 
 def _assert_equal_states(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
@@ -38,6 +39,7 @@ def _slow(*values: Any) -> Any:
         _slow("asks", "single", 2, 4),  # of an agent
         _slow("demonstrated", "single", 1, 2),
         *(_slow("seeing", name, rollouts, 5) for name, rollouts in (("ddp", 2), ("fsdp", 3), ("sharded", 4))),
+        _slow("llava", "sharded", 3, 5),  # a part of its tower is frozen
         *(_slow("self_taught", name, 2, 3) for name in ("single", "fsdp", "sharded")),
     ],
 )
@@ -54,7 +56,10 @@ def test_a_resumed_run_ends_bit_for_bit_like_one_that_never_stopped(
     rollouts: int,
     last: int,
 ) -> None:
-    config = {"five": five_rollouts, "seeing": seeing, "down": PLAY, "asks": ASKS}.get(kind) or feature(kind)
+    if kind == "llava":
+        config = on_images(five_rollouts, tmp_path / "llava.yaml", from_scratch=LLAVA)
+    else:
+        config = {"five": five_rollouts, "seeing": seeing, "down": PLAY, "asks": ASKS}.get(kind) or feature(kind)
     whole = completed(name, config)
     resumed = whole.copy_until(rollouts, tmp_path / "runs")
     flags = [f"--config={config}", *STRATEGIES[name], "--resume"]

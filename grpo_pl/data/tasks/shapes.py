@@ -70,8 +70,10 @@ class ShapePrompts(GeneratedPrompts):
     permuted: bool = False
     """Give each held-out problem the image of another one: a policy that looks at its images answers by chance."""
     worked_share: float = 0.4
-    """Share of demonstrations with work; the others were written without looking: their answer is that to a question of
-    the same kind about another image."""
+    """Share of demonstrations with work, of those that are right; the others of them give the answer straight away."""
+    blind_share: float = 0.0
+    """Share of demonstrations that were written without looking: their answer is that to a question of the same kind
+    about another image, and most are wrong."""
     most: int = 7
     """Most shapes of an image."""
 
@@ -83,7 +85,7 @@ class ShapePrompts(GeneratedPrompts):
             check_choice("questions", question, Question)
         if not self.questions:
             raise ValueError("questions is empty: give count, color or relation.")
-        check_within("[0, 1]", "data.source", worked_share=self.worked_share)
+        check_within("[0, 1]", "data.source", worked_share=self.worked_share, blind_share=self.blind_share)
         check_within("[3, 9]", "data.source", most=self.most)
         rng = random.Random(row_key(self.seed, "held-out pairs"))
         self._unseen = frozenset(zip(rng.sample(list(COLORS), len(SHAPES)), SHAPES, strict=True))
@@ -95,9 +97,9 @@ class ShapePrompts(GeneratedPrompts):
         return self._unseen
 
     def demonstration(self, prompt: Problem, rng: random.Random) -> str:
-        work, answer = prompt.columns["work"], prompt.answer
-        if rng.random() >= self.worked_share:
-            work, answer = "", self._asked(_kind(prompt.question), rng).answer
+        drawn, looking = rng.random(), 1 - self.blind_share
+        work = prompt.columns["work"] if drawn < looking * self.worked_share else ""
+        answer = prompt.answer if drawn < looking else self._asked(_kind(prompt.question), rng).answer
         return f"<think>{work}</think><answer>\\boxed{{{answer}}}</answer>"
 
     def validation(self, count: int | None = None) -> list[Problem]:

@@ -187,7 +187,7 @@ def _content(given: str, folder: Path | str | None, limits: ImageLimits, where: 
         except (ValueError, RuntimeError) as error:  # a character NUL, or links in a circle
             raise ValueError(f"{where} is no name of a file: {error}.") from error
         if not file.is_relative_to(home):
-            raise ValueError(f"{where} lies outside of {str(home)!r}, {limits.setting('folder')}: move it there.")
+            raise ValueError(f"{where} lies outside of {str(home)!r}: {limits.elsewhere}.")
         if not file.is_file():
             raise ValueError(f"{where}: there is no such file in {str(home)!r}.")
         with file.open("rb") as opened:

@@ -92,8 +92,6 @@ class Workload:
     checkpointing: bool
     offload: bool
     deferred: bool
-    in_buckets: bool = False
-    """Gradients are held in the buckets alone in which DDP averages them."""
     engine_bytes: int | None = None
     """Memory of an engine with a process of its own, besides its weights; None for one that draws in this process."""
     engine_weight_bytes: int = 0
@@ -237,7 +235,7 @@ def memory_plan(shape: Shape, work: Workload) -> MemoryPlan:
         kept["weights of launches"] = (work.ahead + 1) * each
     if shape.vision is not None:
         kept["pixels"] = float((work.ahead + 1) * work.rows // work.group_size * work.input_bytes)
-    if work.layout == "ddp" and not work.in_buckets:
+    if work.layout == "ddp":
         gradients *= 2  # and the buckets in which they are averaged
     if work.layout == "fsdp" and work.deferred:
         gradients += shape.trainable * 4
@@ -350,8 +348,9 @@ def rollout_bytes(shape: Shape, work: Workload) -> dict[str, float]:
         columns = work.prompt_tokens + work.completion_tokens
         keys_and_values = float(work.rows * columns * shape.layers * 2 * shape.key * work.compute_bytes)
         logits = 3.0 * work.rows * shape.vocabulary * 4
-    copied = shape.parameters - (0 if shape.vision is None else shape.vision.parameters)
-    # joined, packed or in another type: a second copy
+    copied = shape.parameters  # joined, packed or in another type: a second copy
+    if shape.vision is not None:
+        copied -= shape.vision.parameters
     if work.quantized and work.engine_bytes is None:  # those of the blocks stay as they are
         copied -= shape.layers * shape.block_parameters
     elif work.fused == "gpu" and shape.trainable == shape.parameters and work.passing_bytes == work.compute_bytes:

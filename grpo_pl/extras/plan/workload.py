@@ -158,7 +158,6 @@ def workload(
         input_bytes=0 if inputs is None else input_bytes(inputs),
         pixels=0 if inputs is None else inputs.tensors["pixel_values"].numel() // 3,
         layout="single" if gpus == 1 and layout == "ddp" else layout,
-        in_buckets=bool(getattr(arguments, "gradient_as_bucket_view", False)),
         processes=gpus,
         rows=prompts // gpus * algorithm.group_size,
         group_size=algorithm.group_size,

@@ -203,7 +203,7 @@ def _refuse_parts(model: Any) -> str | None:
     if not _computes_like(model.model.embed_tokens, nn.Embedding):
         return f"its embedding is wrapped as {type(model.model.embed_tokens).__name__}"
     for module in model.modules():
-        gathers = hasattr(module, "unshard")  # FSDP's own hooks do nothing else
+        gathers = hasattr(module, "unshard")  # FSDP's own hooks do nothing else, and ours only reads inputs
         if "forward" in vars(module) or (has_hooks(module) and not gathers):
             return f"hooks or patches may change its {type(module).__name__}"
     return None

@@ -39,7 +39,7 @@ LARGE = "data:image/png;base64," + 14_000_000 * "A"
     [
         (True, {"problem": "?", "images": ["a.png"] * 9}, "more than 8 images: the limit of --data"),
         (True, {"problem": "?", "image": LARGE}, "10 megabytes: the limit of --data"),
-        (True, {"problem": "?", "image": "../a.png"}, "the folder of the file: move it there"),
+        (True, {"problem": "?", "image": "../a.png"}, "move it there, beside the file"),
         (False, {"problem": [{"role": "user", "content": [{"type": "image", "image": "a.png"}]}]}, "column image"),
     ],
 )  # fmt: skip

@@ -150,24 +150,34 @@ def test_no_answer_is_common() -> None:
         assert {problem.question.split()[0] for problem in problems} <= {kind, "left", "above"}
 
 
-def test_demonstrations_with_work_are_right_and_the_others_did_not_look() -> None:
+def test_demonstrations_are_right_unless_somebody_did_not_look() -> None:
     reward, rng = MathReward(correctness=True), random.Random(0)
     problems = [p for p in training() if p.question.startswith("count")]
     answers = [p.answer for p in problems]
-    blind, worked = ([ShapePrompts(worked_share=share).demonstration(p, rng) for p in problems] for share in (0, 1))
-    assert all(score.correct for score in reward(worked, answers, {}))
+    straight, worked, blind = (
+        [ShapePrompts(worked_share=share, blind_share=blind).demonstration(p, rng) for p in problems]
+        for share, blind in ((0, 0), (1, 0), (1, 1))
+    )
+    assert all(score.correct for score in reward(straight + worked, answers * 2, {}))
+    assert straight[0] == f"<think></think><answer>\\boxed{{{answers[0]}}}</answer>"
     assert f"<think>{problems[0].columns['work']}</think>" in worked[0]
     assert all(text.startswith("<think></think><answer>\\boxed{") for text in blind)
     right = sum(bool(score.correct) for score in reward(blind, answers, {})) / len(problems)
     chance = sum(answers.count(answer) ** 2 for answer in set(answers)) / len(answers) ** 2
     assert abs(right - chance) < 4 * (chance * (1 - chance) / len(problems)) ** 0.5
-    with_work = sum("=" in ShapePrompts().demonstration(p, rng) for p in problems * 5)
-    assert 0.3 < with_work / (5 * len(problems)) < 0.5
+
+
+@pytest.mark.parametrize(("blind", "with_work"), [(0.0, 0.4), (0.5, 0.2)])
+def test_work_has_its_share_of_the_demonstrations_that_looked(blind: float, with_work: float) -> None:
+    source, rng = ShapePrompts(questions=("count",), blind_share=blind), random.Random(0)
+    problems = source.prompts(0, count=100)
+    found = sum("=" in source.demonstration(p, rng) for p in problems * 5) / 500
+    assert abs(found - with_work) < 4 * (with_work * (1 - with_work) / 500) ** 0.5
 
 
 @pytest.mark.parametrize(("kind", "form"), [("color", "[a-z]+"), ("relation", "[a-z]+ [a-z]+")])
 def test_who_does_not_look_answers_in_the_form_of_the_question(kind: str, form: str) -> None:
-    source, rng = ShapePrompts(questions=(kind,), worked_share=0), random.Random(0)  # type: ignore[arg-type]
+    source, rng = ShapePrompts(questions=(kind,), blind_share=1), random.Random(0)  # type: ignore[arg-type]
     shown = [source.demonstration(p, rng) for p in source.prompts(0, count=40)]
     assert all(re.fullmatch(rf"<think></think><answer>\\boxed{{{form}}}</answer>", text) for text in shown)
     assert len(set(shown)) > 2
@@ -198,7 +208,15 @@ def test_rewards_see_the_images() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"questions": ["size"]}, {"questions": []}, {"held_out": "all"}, {"most": 2}, {"worked_share": 1.5}]
+    "wrong",
+    [
+        {"questions": ["size"]},
+        {"questions": []},
+        {"held_out": "all"},
+        {"most": 2},
+        {"worked_share": 1.5},
+        {"blind_share": -0.1},
+    ],
 )
 def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -179,7 +179,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "remote in a stored image": ({"bytes": None, "path": "http://127.0.0.1/a.png"}, "http://127.0.0.1/a.png"),
     "not there": ("none.png", "none.png"),
     "a folder": (".", "'.'"),
-    "outside": ("../out.png", "../out.png"),
+    "outside": ("../out.png", "data.source.images.folder"),
     "outside, absolute": ("/etc/passwd", "/etc/passwd"),
     "outside by a link": ("link.png", "link.png"),
     "outside, stored": ({"bytes": None, "path": "/etc/passwd"}, "/etc/passwd"),

@@ -558,18 +558,6 @@ def test_an_overlay_changes_the_plan(capsys: pytest.CaptureFixture[str]) -> None
     assert "gathered weights" in capsys.readouterr().out
 
 
-def test_the_shipped_ddp_holds_gradients_once(tmp_path: Path) -> None:
-    by_name = tmp_path / "ddp.yaml"
-    by_name.write_text("trainer: {strategy: ddp}")
-    held = []
-    for overlay in ("configs/strategy/ddp.yaml", by_name):
-        parts = _settings(overlay)
-        model = meta_model(parts)
-        work = workload(parts, model, gpus=2, prompt_tokens=8)
-        held.append(memory_plan(shape_of(model), work).update["gradients"] / (4 * model.num_parameters()))
-    assert held == [1, 2]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
