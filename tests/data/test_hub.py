@@ -5,9 +5,9 @@ import io
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from tests.forked import forked
 from tests.hub import hub_of
 
 ALONE = "import datasets; datasets.config.USE_PARQUET_EXPORT = False"  # else it looks for a further server, by name
@@ -50,26 +49,11 @@ def _parquet() -> bytes:
 
 
 def _run(code: str, argument: str, home: Path, url: str, **settings: str) -> list[str]:
-    """What some code prints in a process of its own, a fork, in which the libraries of the hub are imported anew."""
     environment = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(home), "GRPO_PL_CACHE": str(home / "ours")}
     environment |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "NO_PROXY": "*", **settings}
-
-    def work() -> int:
-        for name in [*sys.modules]:  # what has read the settings of the hub
-            if name.startswith(("datasets", "huggingface_hub", "grpo_pl.data")):
-                del sys.modules[name]
-        for axes in range(2, 6):  # which datasets defines again
-            with suppress(KeyError):
-                pa.unregister_extension_type(f"datasets.features.features.Array{axes}DExtensionType")
-        sys.argv = ["", argument]
-        exec(code, {})
-        return 0
-
-    process, output = forked(work, env=environment)
-    with output:
-        said = output.read()
-    assert not process.wait(), said
-    return said.splitlines()
+    done = subprocess.run([sys.executable, "-c", code, argument], env=environment, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    return done.stdout.splitlines()
 
 
 def _read(asked: Sequence[Mapping[str, Any]], home: Path, url: str, **settings: str) -> list[Any]:

@@ -316,11 +316,14 @@ def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
 
 STARTED: list[Running] = []
 """The servers that have not been ended."""
+BROWSERS: list[Browser] = []
+"""The browser, if there is one."""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
-    """Ends the servers after the last test of this folder: each takes time of the processor while it lives."""
+    """Ends the servers and the browser after the last test of this folder: they take time of the processor while they
+    live."""
     try:
         yield
     finally:
@@ -329,6 +332,8 @@ def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
                 server.ask_to_stop()
             while STARTED:
                 STARTED.pop().stop()
+            while BROWSERS:
+                BROWSERS.pop().close()
 
 
 @pytest.fixture(scope="session")
@@ -427,7 +432,6 @@ def mixed(start: Callable[..., Running], mixed_export: Path) -> Running:
 
 
 @pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    started = Browser(tmp_path_factory.mktemp("profile"), "--host-resolver-rules=MAP *.example 127.0.0.1")
-    yield started
-    started.close()
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Browser:
+    BROWSERS.append(Browser(tmp_path_factory.mktemp("profile"), "--host-resolver-rules=MAP *.example 127.0.0.1"))
+    return BROWSERS[-1]
