@@ -54,7 +54,7 @@ def test_it_computes_in_bfloat16(command: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(ROOT)
     parts = resolved_settings(COMMANDS_FOR_GPUS[command])
     strategy = parts.trainer.strategy
-    sharded = strategy.init_args.param_dtype if isinstance(strategy, Namespace) else None
+    sharded = getattr(strategy.init_args, "param_dtype", None) if isinstance(strategy, Namespace) else None
     how = {"weights": parts.model.policy.dtype, "sharded": sharded}
     assert computed_in(str(parts.trainer.precision), **how, device="cuda") == "bfloat16"
     engine = parts.model.engine
