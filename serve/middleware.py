@@ -38,16 +38,14 @@ _CODES = {400: "invalid_host", 413: "body_too_large"}
 
 
 def middlewares(
-    settings: ServeSettings, observe: Callable[[str, int, float], None]
+    settings: ServeSettings, observe: Callable[[str, int, float], None], body_mb: int = 8
 ) -> list[tuple[Any, dict[str, Any]]]:
-    """The layers of a server, the innermost first, as ``LitServer`` takes them.
+    """The layers of a server, the innermost first, as ``LitServer`` takes them; a body has ``body_mb`` MiB at most.
 
     Args:
         observe: called with route (``other`` without one), status and seconds of each request.
     """
-    layers: list[tuple[Any, dict[str, Any]]] = [
-        (RequestBodyLimitMiddleware, {"max_body_size": (settings.max_body_mb or 8) << 20})
-    ]
+    layers: list[tuple[Any, dict[str, Any]]] = [(RequestBodyLimitMiddleware, {"max_body_size": body_mb << 20})]
     if settings.api_key is not None:
         layers.append((KeyCheck, {"key": settings.api_key}))
     layers.append((OwnHosts, {"settings": settings}))
@@ -90,7 +88,8 @@ class Answers:
             elif plain is not None:
                 kept = {name: value for name, value in Headers(raw=plain["headers"]).items() if name in _KEPT}
                 plain, said = None, message.get("body", b"").decode(errors="replace").rstrip(".")
-                error = ApiError(status, f"{said}.", code=_CODES.get(status, "http_error"), headers=kept)
+                hint = ": more than --max-body-mb allows" if status == 413 else ""
+                error = ApiError(status, f"{said}{hint}.", code=_CODES.get(status, "http_error"), headers=kept)
                 await error.response()(scope, receive, answer)
                 return
             await send(message)

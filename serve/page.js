@@ -86,19 +86,44 @@ const dataUrl = (file) => new Promise((done, failed) => {
   reader.readAsDataURL(file);
 });
 
-async function chooseImages(files) {
+// Megabytes of files whose base64 leaves 64 KiB of a request's body for all else.
+const megabytesTogether = () => Math.floor((state.limits.max_body_mb * 2 ** 20 - 2 ** 16) * 3 / 4 / 1e5) / 10;
+
+function faultOf(files) {
   const { per_prompt, megabytes } = state.limits, large = files.find((file) => file.size > megabytes * 1e6);
+  if (files.length > per_prompt) return `Images: ${files.length} are chosen, and a problem has ${per_prompt} at most.`;
+  if (large) return `Images: ${large.name} has more than ${megabytes} megabytes.`;
+  if (files.reduce((sum, file) => sum + file.size, 0) <= megabytesTogether() * 1e6) return null;
+  return `Images: the files have more than ${megabytesTogether()} megabytes together, and a request holds no more.`;
+}
+
+// A choice that is refused, or cannot be read, leaves the images that were there. Files of one that a later choice or
+// another example has overtaken are not shown.
+function chooseImages(files) {
   at("error").hidden = true;
-  let images = [];
-  if (files.length > per_prompt) fail(`Images: ${files.length} are chosen, and a problem has ${per_prompt} at most.`);
-  else if (large) fail(`Images: ${large.name} has more than ${megabytes} megabytes.`);
-  else {
-    try {
-      images = await Promise.all(files.map(async (file) => ({ name: file.name, url: await dataUrl(file) })));
-    } catch (error) { fail(error.message); }
+  const fault = faultOf(files);
+  if (fault) {
+    at("images").value = "";
+    fail(fault);
+    return;
   }
   at("answer").value = "";
-  showImages(images, images.length > 0);
+  const read = async () => {
+    try {
+      const images = await Promise.all(files.map(async (file) => ({ name: file.name, url: await dataUrl(file) })));
+      if (state.reading === reading) showImages(images, images.length > 0);
+    } catch (error) {
+      if (state.reading !== reading) return;
+      at("images").value = "";
+      fail(error.message);
+      throw error;  // to a sample that waits for these images
+    } finally {
+      if (state.reading === reading) state.reading = null;
+    }
+  };
+  const reading = read();
+  state.reading = reading;
+  reading.catch(() => {});  // it is told
 }
 
 function showImages(images, chosen) {
@@ -378,7 +403,7 @@ async function goOn(s, form, reply, signal) {
 }
 
 async function sample(signal) {
-  await state.reading;
+  while (state.reading) await state.reading;  // other files may be chosen meanwhile
   const form = asked();
   Object.assign(state, { samples: [], kind: null, promptTokens: null, seed: form.options.seed });
   showCode();
@@ -421,7 +446,7 @@ async function start(work) {
 }
 
 function showExample(example) {
-  state.example = example;
+  Object.assign(state, { example, reading: null });
   at("problem").value = example.problem;
   at("answer").value = example.answer;
   showImages(example.pictures);
@@ -434,7 +459,7 @@ at("form").addEventListener("submit", async (event) => {
 });
 // An answer belongs to the problem it was typed for.
 at("problem").addEventListener("input", () => { at("answer").value = ""; });
-at("images").addEventListener("change", () => { state.reading = chooseImages([...at("images").files]); });
+at("images").addEventListener("change", () => chooseImages([...at("images").files]));
 at("greedy").addEventListener("click", () => { Object.assign(at("temperature"), { value: 0 }); at("n").value = 1; at("form").requestSubmit(); });
 at("another").addEventListener("click", () => showExample(state.examples[(state.examples.indexOf(state.example) + 1) % state.examples.length]));
 at("form").addEventListener("input", showCode);
@@ -453,7 +478,7 @@ fetch("/v1/models").then((r) => r.json()).then((models) => {
     each.pictures = (each.images ?? []).map((url, i) => ({ name: `image${i + 1}.png`, url }));
   }
   at("pictures").hidden = !m.images;
-  if (m.images) at("limits").textContent = `(up to ${m.images.per_prompt}, each of at most ${m.images.megabytes} MB and ${m.images.megapixels} million pixels)`;
+  if (m.images) at("limits").textContent = `(up to ${m.images.per_prompt}, each of at most ${m.images.megabytes} MB and ${m.images.megapixels} million pixels, ${megabytesTogether()} MB together)`;
   at("another").hidden = state.examples.length < 2;
   const facts = [m.id, m.context_length && `context of ${m.context_length} tokens`, m.objective && `trained with ${m.objective}`];
   at("model").textContent = facts.filter(Boolean).join(" · ");

@@ -81,7 +81,8 @@ class PolicyServer(litserve.LitServer):
         model = served_model(path, trust_rewards=settings.trust_rewards)
         if settings.served_model_name is not None:
             model = replace(model, name=settings.served_model_name)
-        settings = replace(settings, max_body_mb=settings.max_body_mb or (16 if model.policy.images else None))
+        default_mb = 16 if model.policy.images else 8
+        self._body_mb = settings.max_body_mb or default_mb
         _ = model.tools, model.tokenizer  # mistakes show here
         limits: dict[str, Any] = {"max_queue": settings.max_queue, "deadline": settings.deadline}
         follow = settings.follow is not None
@@ -100,7 +101,7 @@ class PolicyServer(litserve.LitServer):
             accelerator=kind,  # type: ignore[arg-type]
             devices=[int(number)] if number else 1,  # type: ignore[arg-type]
             timeout=False,
-            middlewares=middlewares(settings, self.metrics.observe),
+            middlewares=middlewares(settings, self.metrics.observe, self._body_mb),
             disable_openapi_url=True,
         )
         self.uvicorn_graceful_timeout = _GRACE_S
@@ -142,13 +143,14 @@ class PolicyServer(litserve.LitServer):
             "object": "model",
             "created": int(self.began),
             "owned_by": "grpo_pl",
-            **dict.fromkeys(("context_length", "max_model_len"), self.model.context),  # the latter is vLLM's name
+            "context_length": self.model.context,
+            "max_model_len": self.model.context,  # as vLLM names it
             "max_completion_length": self.model.sampling.max_completion_length,
             "temperature": self.model.sampling.temperature,
             "objective": self._objective,
             "example": next(iter(self.model.examples), None),
             **({"examples": list(self.model.examples)} if len(self.model.examples) > 1 else {}),
-            **({"images": ImageLimits().numbers} if self.model.policy.images else {}),
+            **({"images": ImageLimits().numbers | {"max_body_mb": self._body_mb}} if self.model.policy.images else {}),
         }
 
     async def _page(self) -> Response:

@@ -124,10 +124,22 @@ def _choose(page: Browser, *files: Path) -> None:
     page.fill("images", "\n".join(map(str, files)))
 
 
+def _shown(page: Browser) -> list[str]:
+    return list(page.run("return [...document.querySelectorAll('#shown img')].map(e => e.src)"))
+
+
+def _answer(page: Browser) -> str:
+    return str(page.run("return document.getElementById('answer').value"))
+
+
+def _error(page: Browser) -> str:
+    return page.text("#error:not([hidden])")
+
+
 def _texts(page: Browser) -> list[str]:
     page.click("#go")
-    until(lambda: "tokens" in page.text("#group") or page.text("#error"))
-    assert page.text("#error") == ""
+    until(lambda: "tokens" in page.text("#group") or _error(page))
+    assert _error(page) == ""
     return page.texts("article .body > .text")
 
 
@@ -177,31 +189,129 @@ def test_the_page_begins_with_an_image_of_the_models_own_task(shown_page: Browse
 
 @needs_browser
 @pytest.mark.parametrize(
-    ("count", "content", "says"),
+    ("count", "content", "says", "stay"),
     [
-        (LIMITS.per_prompt + 1, b"", f"Images: {LIMITS.per_prompt + 1} are chosen"),
-        (1, bytes(10_000_001), "Images: 0.png has more than 10 megabytes"),
-        (1, b"no image", "Image 1: the image is no image that can be read"),
+        (LIMITS.per_prompt + 1, b"", f"Images: {LIMITS.per_prompt + 1} are chosen", True),
+        (1, bytes(10_000_001), "Images: 0.png has more than 10 megabytes", True),
+        (2, bytes(7_000_000), "Images: the files have more than 12.5 megabytes together", True),
+        (1, b"no image", "Image 1: the image is no image that can be read", False),
     ],
 )
 def test_the_page_says_what_is_wrong_with_images(
-    shown_page: Browser, tmp_path: Path, count: int, content: bytes, says: str
+    shown_page: Browser, seeing: Path, tmp_path: Path, count: int, content: bytes, says: str, stay: bool
 ) -> None:
-    files = [tmp_path / f"{number}.png" for number in range(count)]
+    page, files = shown_page, [tmp_path / f"{number}.png" for number in range(count)]
     for file in files:
         file.write_bytes(content)
-    shown_page.fill("problem", "How many?")
-    _choose(shown_page, *files)
-    until(lambda: shown_page.text("#error") or shown_page.count("#shown img"))
-    if not shown_page.text("#error"):
-        shown_page.click("#go")
-        until(lambda: shown_page.text("#error"))
-    assert shown_page.text("#error").startswith(says)
+    earlier = [each.data_url() for each in SHOWN]
+    _choose(page, tmp_path / "one.png", tmp_path / "it's two.png")
+    until(lambda: _shown(page) == earlier)
+    for field, value in {"problem": "How many?", "n": "2", "seed": "7", "answer": "3"}.items():
+        page.fill(field, value)
+    _choose(page, *files)
+    until(lambda: _error(page) or _shown(page) != earlier)
+    if not stay:
+        page.click("#go")
+        until(lambda: _error(page))
+    assert _error(page).startswith(says)
+    assert _shown(page) == (earlier if stay else [encoded(content)])
+    assert _answer(page) == ("3" if stay else "")
+    if stay:  # a refused choice changes nothing
+        assert page.run("return document.getElementById('images').files.length") == 0
+        assert _texts(page) == drawn(seeing, seed=7, n=2)
+
+
+@needs_browser
+def test_images_up_to_the_limits_that_are_told_are_sent(shown_page: Browser, seeing: Path, tmp_path: Path) -> None:
+    assert "12.5 MB together" in shown_page.text("#limits")
+    for number in (0, 1):
+        (tmp_path / f"{number}.png").write_bytes(picture(0).png.ljust(6_250_000, b"\0"))
+    _choose(shown_page, tmp_path / "0.png", tmp_path / "1.png")
+    until(lambda: shown_page.count("#shown img") == 2)
+    for field, value in {"problem": "How many?", "n": "2", "seed": "7"}.items():
+        shown_page.fill(field, value)
+    assert _texts(shown_page) == drawn(seeing, seed=7, n=2, shown=(picture(0), picture(0)))
+
+
+@pytest.fixture
+def slow_page(shown_page: Browser, tmp_path: Path) -> Browser:
+    """A page where a file of the name slow.png is chosen, whose read waits for ``readSlow()``."""
+    (tmp_path / "slow.png").write_bytes(picture(5).png)
+    shown_page.run(
+        "const read = FileReader.prototype.readAsDataURL;"
+        "FileReader.prototype.readAsDataURL = function (file) {"
+        "  if (file.name !== 'slow.png') return read.call(this, file);"
+        "  window.readSlow = (done) => {"
+        "    this.addEventListener('loadend', () => setTimeout(done)); read.call(this, file);"
+        "  };"
+        "}"
+    )
+    for field, value in {"problem": "How many?", "n": "2", "seed": "7", "answer": "3"}.items():
+        shown_page.fill(field, value)
+    _choose(shown_page, tmp_path / "slow.png")
+    return shown_page
+
+
+def _read_slow(page: Browser) -> None:
+    page.wait_for("readSlow(arguments[0])")
+
+
+@needs_browser
+def test_of_two_choices_of_images_the_later_one_counts(slow_page: Browser, seeing: Path, tmp_path: Path) -> None:
+    page = slow_page
+    at_once = _answer(page)
+    page.click("#go")  # waits for the images, whichever they are
+    _choose(page, tmp_path / "one.png", tmp_path / "it's two.png")
+    quick = [each.data_url() for each in SHOWN]
+    until(lambda: _shown(page) == quick)
+    page.fill("answer", "4")
+    _read_slow(page)
+    assert _shown(page) == quick
+    until(lambda: "tokens" in page.text("#group") or _error(page))
+    assert page.texts("article .body > .text") == drawn(seeing, seed=7, n=2)
+    assert at_once == "" and _answer(page) == "4"  # the one before was of other images
+    assert _texts(page) == drawn(seeing, seed=7, n=2)
+
+
+@needs_browser
+def test_another_problem_comes_with_its_own_image_while_files_are_read(slow_page: Browser) -> None:
+    page, second = slow_page, TASK.validation(2)[1]
+    page.click("#another")
+    _read_slow(page)
+    value = "return document.getElementById('problem').value"
+    assert (page.run(value), _answer(page)) == (second.question, second.answer)
+    assert _shown(page) == [each.data_url() for each in second.columns["images"]]
+
+
+@needs_browser
+@pytest.mark.parametrize("sampled", [True, False])
+def test_nothing_is_sent_for_a_file_that_cannot_be_read(
+    slow_page: Browser, seeing: Path, tmp_path: Path, sampled: bool
+) -> None:
+    page, earlier = slow_page, TASK.validation(1)[0].columns["images"]
+    if sampled:
+        page.click("#go")
+    (tmp_path / "slow.png").unlink()
+    _read_slow(page)
+    until(lambda: page.text("#go") == "Sample")
+    assert _error(page) == "Images: slow.png cannot be read."
+    chats = "return performance.getEntriesByType('resource').filter(e => e.name.endsWith('/chat/completions')).length"
+    assert page.run(chats) == 0 and _shown(page) == [each.data_url() for each in earlier]
+    assert _texts(page) == drawn(seeing, seed=7, n=2, shown=earlier)
+    _choose(page, tmp_path / "one.png")
+    until(lambda: _shown(page) == [SHOWN[0].data_url()])
 
 
 def test_a_policy_of_text_is_not_asked_about_images(narrow: Any, server: Any) -> None:
     assert "images" not in narrow.call("GET", "/v1/models")[1]["data"][0]
-    assert server.call("GET", "/v1/models")[1]["data"][0]["images"]["per_prompt"] == LIMITS.per_prompt
+    limits = server.call("GET", "/v1/models")[1]["data"][0]["images"]
+    assert limits == {"megabytes": 10, "megapixels": 16, "per_prompt": 8, "max_body_mb": 16}
+
+
+def test_a_smaller_body_is_told_among_the_limits_of_images(seeing: Path, start: Callable[..., Any]) -> None:
+    server = start("--max-body-mb", "1", model=seeing)
+    assert server.call("GET", "/v1/models")[1]["data"][0]["images"]["max_body_mb"] == 1
+    assert server.call("POST", CHAT, {"messages": asked(encoded(bytes(800_000)))})[0] == 413
 
 
 def test_chats_with_and_without_images_are_answered_side_by_side(server: Any, seeing: Path) -> None:
@@ -314,7 +424,8 @@ def test_an_image_as_large_as_the_limit_fits_into_a_body(server: Any) -> None:
     padded = content + bytes(10_000_000 - len(content))
     assert server.ask(CHAT, {"messages": asked(encoded(padded)), "max_tokens": 1})["usage"]["prompt_tokens"] > 0
     head = post(CHAT, b"").replace(b"Content-Length: 0", b"Content-Length: %d" % (17 << 20))
-    assert b" 413 " in server.exchange(head).partition(b"\r\n")[0]
+    refused = server.exchange(head)
+    assert b" 413 " in refused.partition(b"\r\n")[0] and b"--max-body-mb" in refused
 
 
 @pytest.mark.parametrize(
