@@ -147,19 +147,22 @@ function python(value) {
   return JSON.stringify(value);
 }
 
-// Images are read from their files: as text they would be too long for a command line.
+// Chosen images are read from their files: as text they would be too long for a command line. Those of an example are
+// small, and in no file.
 function requestCode({ images, ...form }) {
-  const named = images.map(({ name }, i) => ({ url: `\uE000${i}`, name }));
+  const named = images.map(({ name, url, inline }, i) => ({ url: inline ? url : `\uE000${i}`, name, inline }));
+  const files = named.filter(({ inline }) => !inline);
   const body = { model: state.model, messages: [turn({ ...form, images: named })], n: form.n, ...form.options };
-  const withFiles = (text, read) => named.reduce((all, { url, name }) => all.replaceAll(JSON.stringify(url), () => read(name)), text);
+  const withFiles = (text, read) => files.reduce((all, { url, name }) => all.replaceAll(JSON.stringify(url), () => read(name)), text);
   const inShell = (text) => `'${text.replaceAll("'", "'\\''")}'`, plain = JSON.stringify(body);
   const encoded = (name) => `"data:image/png;base64,$(base64 < ${inShell(name)} | tr -d '\\n')"`;
-  const data = named.length ? `-d @- <<END\n${withFiles(plain.replace(/[\\`$]/g, "\\$&"), encoded)}\nEND` : `-d ${inShell(plain)}`;
-  const reading = named.length ? `\ndef data_url(file):\n    return "data:image/png;base64," + base64.b64encode(open(file, "rb").read()).decode()\n\n\n` : "";
+  const data = files.length ? `-d @- <<END\n${withFiles(plain.replace(/[\\`$]/g, "\\$&"), encoded)}\nEND` : `-d ${inShell(plain)}`;
+  const stopping = files.length ? `cat -- ${files.map(({ name }) => inShell(name)).join(" ")} > /dev/null &&\n` : "";  // at a missing one
+  const reading = files.length ? `\ndef data_url(file):\n    return "data:image/png;base64," + base64.b64encode(open(file, "rb").read()).decode()\n\n\n` : "";
   return {
-    curl: `curl ${location.origin}/v1/chat/completions \\\n  -H "Authorization: Bearer $GRPO_PL_API_KEY" \\\n`
+    curl: `${stopping}curl ${location.origin}/v1/chat/completions \\\n  -H "Authorization: Bearer $GRPO_PL_API_KEY" \\\n`
       + `  -H 'Content-Type: application/json' \\\n  ${data}`,
-    Python: `${named.length ? "import base64\n" : ""}import os\n\nfrom openai import OpenAI\n\n${reading}`
+    Python: `${files.length ? "import base64\n" : ""}import os\n\nfrom openai import OpenAI\n\n${reading}`
       + `client = OpenAI(base_url="${location.origin}/v1", api_key=os.environ.get("GRPO_PL_API_KEY", "none"))\n`
       + `answer = client.chat.completions.create(\n${withFiles(Object.entries(body).map(([key, value]) => `    ${key}=${python(value)},\n`).join(""), (name) => `data_url(${JSON.stringify(name)})`)})\n`
       + `for choice in answer.choices:\n    print(choice.message.content)`,
@@ -475,7 +478,7 @@ fetch("/v1/models").then((r) => r.json()).then((models) => {
   const m = models.data[0];
   Object.assign(state, { model: m.id, example: m.example ?? null, examples: m.examples ?? [], limits: m.images ?? null });
   for (const each of [state.example, ...state.examples].filter(Boolean)) {
-    each.pictures = (each.images ?? []).map((url, i) => ({ name: `image${i + 1}.png`, url }));
+    each.pictures = (each.images ?? []).map((url, i) => ({ name: `image ${i + 1}`, url, inline: true }));
   }
   at("pictures").hidden = !m.images;
   if (m.images) at("limits").textContent = `(up to ${m.images.per_prompt}, each of at most ${m.images.megabytes} MB and ${m.images.megapixels} million pixels, ${megabytesTogether()} MB together)`;

@@ -166,6 +166,9 @@ def test_a_person_asks_about_images_on_the_page(
     assert [choice["message"]["content"] for choice in json.loads(answer)["choices"]] == drawn(seeing, seed=7, n=4)
     exec(python, {})
     assert capsys.readouterr().out == "".join(f"{text}\n" for text in drawn(seeing, seed=7, n=4))
+    (tmp_path / "it's two.png").unlink()
+    stopped = subprocess.run(["bash", "-c", curl], capture_output=True, text=True)
+    assert stopped.returncode != 0 and stopped.stdout == "" and "it's two.png" in stopped.stderr
     assert (page.low_contrasts(), page.nameless(), page.overflow(), page.console()) == ([], [], 0, [])
     page.click("#shown button")
     assert _texts(page) == drawn(seeing, seed=7, n=4, shown=SHOWN[1:])
@@ -174,7 +177,13 @@ def test_a_person_asks_about_images_on_the_page(
 
 
 @needs_browser
-def test_the_page_begins_with_an_image_of_the_models_own_task(shown_page: Browser, seeing: Path) -> None:
+def test_the_page_begins_with_an_image_of_the_models_own_task(
+    shown_page: Browser,
+    seeing: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     page, (first, second, *_) = shown_page, TASK.validation(3)
     value = "return [...document.querySelectorAll('#problem, #answer, #shown img')].map(e => e.value ?? e.src)"
     assert page.run(value) == [first.question, first.answer, first.columns["images"][0].data_url()]
@@ -183,6 +192,15 @@ def test_the_page_begins_with_an_image_of_the_models_own_task(shown_page: Browse
     shown = first.columns["images"]
     assert _texts(page) == drawn(seeing, seed=3, n=2, shown=shown, text=first.question)
     assert page.count(".judged") == 2
+    page.open_details("#code")
+    curl, python = page.texts(".snippet pre")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")  # there is no file of the image
+    answer = subprocess.run(["bash", "-c", curl], capture_output=True, check=True).stdout
+    texts = drawn(seeing, seed=3, n=2, shown=shown, text=first.question)
+    assert [choice["message"]["content"] for choice in json.loads(answer)["choices"]] == texts
+    exec(python, {})
+    assert capsys.readouterr().out == "".join(f"{text}\n" for text in texts)
     page.click("#another")
     assert page.run(value) == [second.question, second.answer, second.columns["images"][0].data_url()]
 
