@@ -27,11 +27,10 @@ if gc.isenabled():  # until all tests are collected: next to nothing is garbage,
     gc.disable()
 
 import docstring_parser
-import jsonargparse.typing
 import pytest
 import torch
 import yaml
-from jsonargparse import Namespace, _common, _namespace, _signatures, _util
+from jsonargparse import _common, _signatures
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_pl.config import jsonargparse_adapter
@@ -77,26 +76,6 @@ def _known_parameters(component: Any, method: str | None = None, logger: Any = T
 
 
 _signatures.get_signature_parameters = _known_parameters
-
-_read_path = _util.get_import_path
-_path_of_class = cache(_read_path)
-_parse_nested = Namespace._parse_key
-
-
-def _known_path(value: Any) -> str | None:
-    """Where something is imported from, which each command asks ten thousand times of the same classes."""
-    return _path_of_class(value) if isinstance(value, type) else _read_path(value)
-
-
-def _parse_key(space: Namespace, key: str) -> tuple[str, Any, str]:
-    """The parts of a name, of which most have one."""
-    plain = isinstance(key, str) and key.isidentifier() and key not in _namespace.clash_names
-    return (key, space, "") if plain else _parse_nested(space, key)
-
-
-_util.get_import_path = jsonargparse.typing.get_import_path = _known_path  # type: ignore[attr-defined]
-Namespace._parse_key = _parse_key  # type: ignore[method-assign]
-os.fsync = lambda file: None  # no test is about the end of this machine
 
 TOGETHER = ("tests/serve/", "tests/distributed/", "tests/faults/")
 """Folders whose files share servers or runs that take long to make: one worker takes all of such a folder."""

@@ -211,21 +211,9 @@ def _find_action(parser: Any, dest: str, exclude: Any = None) -> Any:
     two hundred, some three thousand times in each command."""
     if getattr(parser, "_subcommands_action", None) is not None:
         return _find_among(parser, dest, exclude)  # whose arguments are few
-    return _find_among(SimpleNamespace(_actions=_by_name(parser).get(dest, [])), dest, exclude)  # type: ignore[arg-type]
-
-
-def _by_name(parser: Any) -> dict[str, list[argparse.Action]]:
-    """The arguments of a parser by each of their names, looked through again where another was added."""
-    actions = parser._actions
-    state = len(actions), id(actions[-1]) if actions else 0
-    before, named = vars(parser).get("_named", (None, {}))
-    if before != state:
-        named = {}
-        for action in actions:
-            for name in {action.dest, *(option[2:] for option in action.option_strings if option.startswith("--"))}:
-                named.setdefault(name, []).append(action)
-        vars(parser)["_named"] = state, named
-    return named
+    flag = f"--{dest}"
+    named = [action for action in parser._actions if action.dest == dest or flag in action.option_strings]
+    return _find_among(SimpleNamespace(_actions=named), dest, exclude)  # type: ignore[arg-type]
 
 
 def _types_of(obj: Any, logger: Any = None, parent: Any = None) -> dict[str, Any]:
