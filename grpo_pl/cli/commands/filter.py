@@ -110,9 +110,10 @@ def filter(
             rate = rates.get(prompt.id)
             if prompt.id in asked and (not samples or (rate is not None and low <= rate <= high)):
                 shown = {RATE: rate} if samples else {}
-                columns = {**prompt.columns, **(written := written_images(prompt)), **shown}
-                largest = max([largest, *(len(each.png) for each in (prompt.columns["images"] if written else ()))])
-                write({"question": prompt.asked, "answer": prompt.answer, **columns})
+                images = written_images(prompt)
+                if images:
+                    largest = max(largest, *(len(image.png) for image in prompt.columns["images"]))
+                write({"question": prompt.asked, "answer": prompt.answer, **prompt.columns, **images, **shown})
                 kept += 1
         if not kept:
             raise ValueError(f"no problem is left of {len(problems)}: {_spread(rates)}. Widen --keep {keep}.")
