@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from http.client import HTTPException
+from time import monotonic, sleep
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -52,19 +52,19 @@ def post(url: str, body: Mapping[str, Any], *, api_key: str | None) -> dict[str,
     """
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
     content = json.dumps(body).encode()  # ASCII only, so that a column may hold any text, lone surrogates included
-    give_up = time.monotonic() + _PATIENCE_S
+    give_up = monotonic() + _PATIENCE_S
     while True:
         try:
             with urlopen(Request(url, content, headers), timeout=_PATIENCE_S) as answer:
                 result: dict[str, Any] = json.load(answer)
                 return result
         except HTTPError as refused:
-            if refused.code != 429 or time.monotonic() > give_up:
+            if refused.code != 429 or monotonic() > give_up:
                 raise ServerError(f"{url} answered {refused.code}: {_message(refused.read())}") from None
             pause = retry_after(refused.headers.get("Retry-After"), 1.0)
         except (OSError, HTTPException, ValueError) as error:
             raise ServerError(f"no server at {url}: {error}") from None
-        time.sleep(max(_PAUSE_S, pause))
+        sleep(max(_PAUSE_S, pause))
 
 
 def _message(answer: bytes) -> str:

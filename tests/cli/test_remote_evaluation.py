@@ -47,6 +47,6 @@ def test_a_full_server_is_asked_again_when_it_says_else_after_a_second_and_never
     url, headers = full_once
     headers.append(header)
     slept: list[float] = []
-    monkeypatch.setattr(remote_evaluation.time, "sleep", slept.append)
+    monkeypatch.setattr(remote_evaluation, "sleep", slept.append)
     assert remote_evaluation.post(url, {}, api_key=None) == {}
     assert slept == [LATER[header]]

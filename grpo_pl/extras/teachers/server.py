@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.client import HTTPException
+from time import sleep
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -66,7 +66,7 @@ def _ask(teacher: TeacherConfig, rows: Sequence[Sequence[int]]) -> list[list[flo
         else:
             return _read(answer, rows, url)
         if attempt < teacher.retries:
-            time.sleep(retry_after(told, 2.0**attempt))
+            sleep(retry_after(told, 2.0**attempt))
     raise ValueError(f"the teacher at {url} {problem}. Start it, or mend model.teacher.")
 
 

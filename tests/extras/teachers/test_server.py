@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from grpo_pl.extras.teachers import server
 from grpo_pl.extras.teachers.server import served_logprobs
 from grpo_pl.policy.teacher import TeacherConfig
 
@@ -38,15 +39,15 @@ def _serving(reply: Reply, retry_after: str = "0") -> Iterator[tuple[str, list[d
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1", asked
+        yield f"http://127.0.0.1:{http.server_address[1]}/v1", asked
     finally:
-        server.shutdown()
+        http.shutdown()
         thread.join()
-        server.server_close()
+        http.server_close()
 
 
 def _told(body: dict[str, Any], number: int) -> tuple[int, Any]:
@@ -84,7 +85,7 @@ def test_a_busy_server_is_asked_again_when_it_says(monkeypatch: pytest.MonkeyPat
         return (503, {"error": "loading"}) if number == 1 else _told(body, number)
 
     waited: list[float] = []
-    monkeypatch.setattr(time, "sleep", waited.append)
+    monkeypatch.setattr(server, "sleep", waited.append)  # not time.sleep, by which other threads wait as well
     until = formatdate(time.time() + 50, usegmt=True)
     with _serving(busy_once, retry_after=until) as (url, asked):
         assert len(served_logprobs(_config(url, served_name="other"), ROWS[:2])) == 2
