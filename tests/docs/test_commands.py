@@ -138,7 +138,7 @@ RUN_BY = {
     r"pytest( tests/objective| tests/extras/kernels| -m .*)?|(ruff|mypy|make|mkdocs) .*": ".ci/run",
     r"python docs/plots/architecture\.py --check": ".ci/run",
     r"python docs/plots/biases\.py": "tests/docs/test_plots.py::test_the_biases_are_drawn",
-    r"python docs/plots/branches\.py": "tests/docs/test_plots.py::test_a_run_is_branched_and_drawn",
+    r"python docs/plots/branches\.py .*": "tests/docs/test_plots.py::test_a_run_is_branched_and_drawn",
     r"python docs/plots/doctor\.py": "tests/docs/test_plots.py::"
     "test_findings_of_the_doctor_are_drawn_without_a_font_from_elsewhere",
     r"python docs/plots/turn_credit\.py": "tests/docs/test_plots.py::test_the_credit_of_turns_is_that_of_the_page",
