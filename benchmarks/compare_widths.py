@@ -23,6 +23,7 @@ SAMPLES, STEPS = 4, 40
 SHORT = (
     f"--data.steps={STEPS}",
     "--data.prompts_per_step=16",
+    "--model.algorithm.num_minibatches=1",  # as the record was made
     f"--trainer.val_check_interval={STEPS}",
     "--checkpoint.every_n_rollouts=2",
     "--checkpoint.keep=100",
