@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 
@@ -34,10 +35,12 @@ def fit_beside(
         checkpoint: of an earlier fit of this kind, to go on from.
         whole: every process holds the whole model, also where ``first`` shards it.
     """
+    # Lightning knows by the name "cpu", not by an instance, where bf16-mixed is to compute
+    alone = "cpu" if isinstance(first.accelerator, CPUAccelerator) else first.accelerator
     with _quiet():
         second = Trainer(
             strategy=_unused(first.strategy, whole=whole),
-            accelerator=first.accelerator if first.world_size == 1 else "auto",  # else the strategy's devices tell
+            accelerator=alone if first.world_size == 1 else "auto",  # else the strategy's devices tell
             devices=first.num_devices,
             num_nodes=first.num_nodes,
             precision=first.precision,

@@ -36,13 +36,16 @@ class Weight(LightningModule):
         super().__init__()
         self.weight = torch.nn.Linear(1, 1)
         self.within = [] if within is None else [within]  # no submodule
+        self.computed_in: set[torch.dtype] = set()
 
     def setup(self, stage: str) -> None:
         for other in self.within:
             fit_beside(self.trainer, other, Numbers())
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        return self.weight(batch[:, None].float()).square().mean()
+        out = self.weight(batch[:, None].float())
+        self.computed_in.add(out.dtype)
+        return out.square().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -63,7 +66,7 @@ def test_it_trains_before_the_first_one_whose_callbacks_do_not_hear_of_it() -> N
     trainer.fit(outer, Numbers())
     assert hears.heard == [outer] and trainer.global_step == 2
     assert within.trainer is not trainer and within.trainer.global_step == 2
-    assert within.trainer.precision == "bf16-mixed"
+    assert within.computed_in == outer.computed_in == {torch.bfloat16}
     assert all(not torch.equal(old, new) for old, new in zip(before, within.parameters(), strict=True))
 
 
