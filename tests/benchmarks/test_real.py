@@ -304,6 +304,17 @@ def test_held_out_problems_are_those_of_the_recipe(real: Any, work: Any) -> None
     assert (arguments.prompts, arguments.group, arguments.tokens, arguments.problems) == (8, 8, 32, 400)
 
 
+def test_the_comparison_is_that_of_each_recipe(real: Any) -> None:
+    """What the benchmark holds fixed, and what it takes from the file, of both."""
+    for recipe, tokens in (("smollm2", 32), ("gsm_symbolic", 160)):
+        model = real.settings(recipe)["model"]
+        assert model["template"] == {"system": real.SYSTEM, "user": "{question}"}
+        (reward,) = model["rewards"]
+        assert MathReward(**reward["init_args"]) == real.reward()
+        arguments = real.parsed(["steps", "--recipe", recipe])
+        assert (arguments.prompts, arguments.group, arguments.tokens) == (8, 8, tokens)
+
+
 # --- picture ----------------------------------------------------------------------------------------------------------
 
 
