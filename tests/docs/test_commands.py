@@ -235,7 +235,8 @@ def _options(verb: str) -> set[str]:
 def test_options_of_benchmarks_are_there() -> None:
     for command in {command for _, command in COMMANDS if "python benchmarks/" in command}:
         script, *words = re.sub(r"[\[\]]", "", command).partition("python ")[2].split()
-        trees = [ast.parse((ROOT / "benchmarks" / file).read_text()) for file in (Path(script).name, "common.py")]
+        files = (Path(script).name, "common.py", "runs.py")
+        trees = [ast.parse((ROOT / "benchmarks" / file).read_text()) for file in files]
         texts = {node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)}
         options = {word.partition("=")[0] for word in words if word.startswith("--")}
         handed_on = {option for option in options if "." in option or option == "--config"}
