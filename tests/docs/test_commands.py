@@ -146,6 +146,8 @@ RUN_BY = {
     r"python docs/plots/quickstart\.py .*": FIRST_STEPS + "test_a_run_is_drawn",
     r"python docs/plots/shapes\.py runs/shapes": "tests/docs/test_plots.py::"
     "test_eight_held_out_images_are_drawn_with_the_answers_of_both_ends_of_a_run",
+    r"python docs/plots/gsm_symbolic\.py .*": "tests/docs/test_plots.py::"
+    "test_runs_of_gsm_symbolic_are_drawn_by_stage_and_trials_by_their_end",
     r"python docs/plots/search\.py RECORD\.json": HOURS,  # the record
     r"python benchmarks/.*": HOURS,
 }

@@ -1,4 +1,4 @@
-"""The figures and pictures of docs/algorithms.md, docs/environments.md and docs/replay.md come out of their scripts."""
+"""The figures and pictures of docs/algorithms.md, data.md, environments.md and replay.md come out of their scripts."""
 
 import csv
 import json
@@ -156,3 +156,25 @@ def test_a_drawn_answer_is_the_last_box_or_what_was_written(completion: str, val
     pytest.importorskip("matplotlib", reason="plots need matplotlib")
     row = {"greedy": {"completion": completion, "value": value}, "completions": [{}]}
     assert loaded(PLOTS / "shapes.py").answer_of(row) == drawn
+
+
+def test_runs_of_gsm_symbolic_are_drawn_by_stage_and_trials_by_their_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    gsm_symbolic = loaded(PLOTS / "gsm_symbolic.py")
+    shares = [{name: [value, 0.0, 0.5] for name in gsm_symbolic.SETS} for value in (0.0, 0.1, 0.2, 0.3)]
+    runs = [
+        {"seed": 0, "before": shares[0], "rollouts": shares[1:3]},
+        {"seed": 1, "before": shares[0], "rollouts": shares[1:]},
+        {"trial": "longer_start", "rollouts": shares[1:]},
+    ]
+    drawn = {
+        place: [round(run["numbers"][0], 1) for _, run in points] for place, points in gsm_symbolic.places(runs).items()
+    }
+    assert drawn == {"untrained": [0.0, 0.0], "cold start": [0.1, 0.1], "GRPO": [0.2, 0.3], "longer\nstart": [0.3]}
+    record = tmp_path / "record.json"
+    record.write_text(json.dumps({"runs": runs}))
+    monkeypatch.setattr(sys, "argv", ["gsm_symbolic.py", str(record), "--output", str(tmp_path / "drawn.png")])
+    gsm_symbolic.main()
+    assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
