@@ -55,19 +55,20 @@ def preset_values(name: Any) -> dict[str, Any]:
     return defaults | copy.deepcopy(presets()[name])  # the parser builds terms in their place
 
 
-def preset_name(given: Mapping[str, Any]) -> str | None:
-    """The preset that sets the fields of an objective so, whatever its budget; None if none does."""
+def nearest_preset(given: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """The preset that sets most of an objective's fields so, whatever its budget, and those that the objective has
+    otherwise; None if each has other terms."""
     terms = given.get("terms") or {}
-    found = {**given, "terms": _whole(terms)}
+    found, candidates = {**given, "terms": _whole(terms)}, []
     for name in presets():
         own = preset_values(name)
         if {key: term["class_path"] for key, term in own["terms"].items()} != {
             key: term["class_path"] for key, term in terms.items()
         }:
             continue  # before its terms are imported
-        if {**own, "terms": _whole(own["terms"])}.items() <= found.items():
-            return name
-    return None
+        own["terms"] = _whole(own["terms"])
+        candidates.append((name, {key: found.get(key) for key, value in own.items() if found.get(key) != value}))
+    return min(candidates, key=lambda each: len(each[1]), default=None)
 
 
 def _whole(terms: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,13 +4,14 @@ import json
 from typing import Any
 
 from grpo_pl.callbacks.record import command_typed, data_digest, objective_name
-from grpo_pl.config.presets import preset_name
+from grpo_pl.config.objects import read
 from grpo_pl.config.shipped import CONFIGS
 from grpo_pl.data.datamodule import RolloutDataModule
 from grpo_pl.data.tasks.arithmetic import ArithmeticPrompts
 from grpo_pl.data.tasks.shapes import ShapePrompts
 from grpo_pl.extras.kernels.decode_kernel import built_kernels
 from grpo_pl.objective.algorithm import GRPOAlgorithm
+from grpo_pl.training.module import GRPOModule
 from tests.callbacks.conftest import WholeRun
 
 
@@ -56,8 +57,12 @@ def test_the_command_is_as_it_was_typed() -> None:
     assert command_typed(["/x/grpo_pl/__main__.py", "fit"]) == "python -m grpo_pl fit"
 
 
-def test_an_objective_bears_the_name_of_its_preset() -> None:
+def test_an_objective_bears_the_name_of_its_preset_and_up_to_two_fields_that_are_others() -> None:
     assert objective_name(GRPOAlgorithm(group_size=5)) == "grpo"
-    assert objective_name(GRPOAlgorithm(epsilon_high=0.28)).startswith("GRPOAlgorithm of its own: baseline group_mean")
-    names = {file.stem for file in (CONFIGS / "algorithm").glob("*.yaml")}
-    assert "dr_grpo" in names and preset_name({}) is None
+    assert objective_name(GRPOAlgorithm(beta=0.0, mismatch="in_ratio")) == "grpo_no_kl, mismatch in_ratio"
+    assert objective_name(GRPOAlgorithm(epsilon_high=0.28, dual_clip=3.0)) == "grpo, epsilon_high 0.28, dual_clip 3.0"
+    other = GRPOAlgorithm(epsilon_high=0.28, dual_clip=3.0, entropy_coef=0.01)
+    assert objective_name(other).startswith("GRPOAlgorithm of its own: baseline group_mean")
+    assert objective_name(read([CONFIGS / "quickstart.yaml"], []).build("model", GRPOModule).configured_algorithm) == (
+        "grpo_no_kl, mismatch in_ratio"
+    )
