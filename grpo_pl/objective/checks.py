@@ -144,7 +144,7 @@ def _ratio_rules(a: Objective) -> Rules:
     if a.ratio_level == "geometric" and a.surrogate != "clip":
         yield f"ratio_level geometric has its own clipping: set surrogate clip, not {_name(a.surrogate)}."
     if a.mismatch == "in_ratio" and a.surrogate in WITHOUT_RATIO:
-        yield f"surrogate {a.surrogate} uses no ratio for mismatch in_ratio to correct: set mismatch truncate_token."
+        yield f"surrogate {a.surrogate} uses no ratio for mismatch in_ratio to correct: set mismatch auto."
     if a.bounds_divergence:
         if a.ratio_level != "token":
             yield f"surrogate {a.surrogate} bounds the divergence at each token: set ratio_level token."

@@ -34,7 +34,7 @@ class TokenBatch:
     nobody declared it."""
 
     logprobs: Tensor  # of the policy now; carries the gradient
-    old_logprobs: Tensor  # of the policy at collection; `logprobs` without gradient if it has not moved since
+    old_logprobs: Tensor  # at collection, with mismatch in_ratio as noted while sampling; `logprobs` if nothing moved
     ratio: Tensor  # π / π_old at `ratio_level`
     log_ratio: Tensor  # log π − log π_old of each token
     advantages: Tensor  # or (B, 1), one for all tokens

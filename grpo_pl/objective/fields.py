@@ -138,7 +138,7 @@ class Objective:
     then, e.g. 0.999 and 1.001 (verl's geometric rejection); seq_mask_tis: the same completions leave, and the tokens of
     the others have their weights (sequence-masked truncated importance sampling of OpenRLHF and NeMo-RL). auto: where
     data.staleness is above 0 or completions are drawn in parts, in_ratio, or truncate_token for a surrogate without a
-    ratio; none elsewhere."""
+    ratio; none elsewhere. With several updates a rollout in_ratio also saves the forward pass for pi_old."""
     mismatch_min: float = 0.0
     """Lower bound of the mask_token, mask_sequence, reject_geometric and seq_mask_tis corrections."""
     mismatch_max: float = 2.0

@@ -62,7 +62,7 @@ COMBINATIONS = [
     ({"ratio_level": "sequence", "surrogate": "dppo_tv"}, "ratio_level token"),
     ({"surrogate": "dppo_kl", "mismatch": "truncate_token"}, "mismatch none"),
     ({"surrogate": "dppo_kl", "mismatch": "in_ratio"}, "mismatch none"),
-    ({"surrogate": "reinforce", "mismatch": "in_ratio"}, "mismatch truncate_token"),
+    ({"surrogate": "reinforce", "mismatch": "in_ratio"}, "mismatch auto"),
     ({"surrogate": "dppo_tv", "epsilon_low": 1.5}, "at most 1"),
     ({"surrogate": "dppo_tv", "dual_clip": 3.0}, "set it to null"),
     ({"ratio_level": "geometric", "dual_clip": 3.0}, "set it to null"),
