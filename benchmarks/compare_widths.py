@@ -24,6 +24,7 @@ SHORT = (
     f"--data.steps={STEPS}",
     "--data.prompts_per_step=16",
     "--model.algorithm.num_minibatches=1",  # as the record was made
+    "--model.algorithm.mismatch=auto",
     f"--trainer.val_check_interval={STEPS}",
     "--checkpoint.every_n_rollouts=2",
     "--checkpoint.keep=100",

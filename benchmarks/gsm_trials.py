@@ -76,7 +76,7 @@ TRIALS: dict[str, dict[str, Any]] = {
     "calculator": {"model": CALCULATOR, "data": {"source": {"class_path": "gsm_trials.WithCalculator"}}},
     "easy_first": {"data": {"source": {"class_path": "gsm_trials.EasyFirst"}}},
     "more_templates": {"model": {"algorithm": {"group_size": 4}}, "data": {"prompts_per_step": 16}},
-    "longer_start": {"model": {"cold_start": {"steps": 288}}},
+    "longer_start": {"model": {"cold_start": {"steps": 216}}},
 }
 """Trial -> what it sets in the recipe."""
 
@@ -93,6 +93,7 @@ def run(name: str, folder: Path, extra: list[str]) -> dict[str, Any]:
     steps = done.rows("reward")
     return {
         "trial": name,
+        "sets": TRIALS[name],
         "seconds": round(done.seconds, 1),
         "rollouts": [{"completed": line["step"], **held_out(line["metrics"])} for line in lines],
         "reward": numbers(steps, "reward"),
