@@ -85,7 +85,7 @@ def main() -> None:
         folder = Path(temporary)
         teacher = Run(arguments.teacher, 0.0, 0.0)
         if arguments.teacher is None:
-            settings = {"data.steps": 180, "trainer.val_check_interval": 180}
+            settings: dict[str, Any] = {"data.steps": 180, "trainer.val_check_interval": 180}
             settings |= {"model.algorithm.num_minibatches": 1, "model.algorithm.mismatch": "auto"}
             teacher = fitted(TEACHER, folder, "teacher", 0, settings)
         tokens, greedy = curve(teacher)[-1]

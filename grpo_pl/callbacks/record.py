@@ -19,7 +19,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 import grpo_pl
-from grpo_pl.config.presets import nearest_preset
+from grpo_pl.config.presets import preset_name
 from grpo_pl.config.terms import ROOM
 from grpo_pl.data.cells import image_digests
 from grpo_pl.data.datamodule import RolloutDataModule
@@ -120,13 +120,10 @@ def command_typed(argv: Sequence[str]) -> str:
 
 
 def objective_name(algorithm: GRPOAlgorithm) -> str:
-    """The preset that the objective is, with up to two fields that are others, or else its class and its four main
-    fields."""
-    plain = plain_fields(algorithm)
-    if plain and (found := nearest_preset(plain)) is not None:
-        preset, others = found
-        if len(others) <= 2 and "terms" not in others:
-            return ", ".join([preset, *(f"{name} {value}" for name, value in others.items())])
+    """The preset that the objective is, or else its class and its four main fields."""
+    name = preset_name(plain_fields(algorithm))
+    if name is not None:
+        return name
     parts = {name: getattr(algorithm, name) for name in ("baseline", "scale", "aggregation", "surrogate")}
     words = [f"{name} {value if isinstance(value, str) else type(value).__name__}" for name, value in parts.items()]
     return f"{type(algorithm).__name__} of its own: {', '.join(words)}"

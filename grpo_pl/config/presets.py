@@ -55,11 +55,12 @@ def preset_values(name: Any) -> dict[str, Any]:
     return defaults | copy.deepcopy(presets()[name])  # the parser builds terms in their place
 
 
-def nearest_preset(given: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """The preset that sets most of an objective's fields so, whatever its budget, and those that the objective has
-    otherwise; None if each has other terms."""
+def preset_name(given: Mapping[str, Any]) -> str | None:
+    """The preset that sets the fields of an objective so, whatever its budget, or the nearest with one or two fields
+    that are others, such as ``dapo, beta 0.1``; None if none does."""
     terms = given.get("terms") or {}
-    found, candidates = {**given, "terms": _whole(terms)}, []
+    found = {**given, "terms": _whole(terms)}
+    near: list[list[str]] = []
     for name in presets():
         own = preset_values(name)
         if {key: term["class_path"] for key, term in own["terms"].items()} != {
@@ -67,8 +68,11 @@ def nearest_preset(given: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | Non
         }:
             continue  # before its terms are imported
         own["terms"] = _whole(own["terms"])
-        candidates.append((name, {key: found.get(key) for key, value in own.items() if found.get(key) != value}))
-    return min(candidates, key=lambda each: len(each[1]), default=None)
+        others = [key for key, value in own.items() if key not in found or found[key] != value]
+        if len(others) <= 2 and "terms" not in others and found.keys() >= set(others):
+            near.append([name, *(f"{key} {found[key]}" for key in others)])
+    nearest = min(near, key=len, default=None)
+    return None if nearest is None else ", ".join(nearest)
 
 
 def _whole(terms: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import yaml
 
 from grpo_pl.config.jsonargparse_adapter import Parser
 from grpo_pl.config.objects import ConfigError, build, read
-from grpo_pl.config.presets import nearest_preset, preset_fields, preset_values, presets, with_preset_fields
+from grpo_pl.config.presets import preset_fields, preset_name, preset_values, presets, with_preset_fields
 from grpo_pl.config.shipped import CONFIGS
 from grpo_pl.objective.algorithm import GRPOAlgorithm
 from grpo_pl.objective.fields import BUDGET
@@ -130,9 +130,13 @@ def test_a_preset_beside_a_class_is_told_where_it_belongs() -> None:
 
 def test_an_objective_is_known_by_its_fields_whatever_its_budget() -> None:
     for name in presets():
-        assert nearest_preset(preset_values(name) | {"group_size": 5, "of_another_version": 1}) == (name, {})
-    assert nearest_preset(preset_values("dapo") | {"beta": 0.1}) == ("dapo", {"beta": 0.1})
-    assert nearest_preset({"terms": {"mine": {"class_path": "mine.Term"}}}) is None
+        assert preset_name(preset_values(name) | {"group_size": 5, "of_another_version": 1}) == name
+    near = preset_values("dapo") | {"beta": 0.1}
+    assert preset_name(near) == "dapo, beta 0.1"
+    assert preset_name(near | {"dual_clip": 3.0}) == "dapo, dual_clip 3.0, beta 0.1"
+    assert preset_name(near | {"dual_clip": 3.0, "entropy_coef": 0.1}) is None
+    assert preset_name({key: value for key, value in near.items() if key != "dual_clip"}) is None  # not known to be off
+    assert preset_name({"terms": {"mine": {"class_path": "mine.Term"}}}) is None
 
 
 def test_a_run_under_a_preset_keeps_all_fields_and_can_be_repeated(command_line: Any) -> None:
