@@ -133,9 +133,9 @@ def test_a_sample_without_a_reward_has_no_advantage_and_moves_no_other() -> None
 
 def test_what_takes_more_than_a_group_says_so_and_gives_grpos() -> None:
     batch = _objective(scale="batch_std")
-    assert (batch.name, batch.trained) == ("grpo", "an objective of its own")
+    assert (batch.name, batch.trained) == ("grpo", "grpo, scale batch_std")
     assert batch.formula.endswith(
-        "; trained with an objective of its own, whose advantages cannot be shown for one group"
+        "; trained with grpo, scale batch_std, whose advantages cannot be shown for one group"
     )
 
 
