@@ -1,4 +1,4 @@
-"""Draws right answers to the three sets of GSM-Symbolic's held-out problems: before training, on the way and at the end.
+"""Draws right answers to the three sets of GSM-Symbolic's held-out problems: before training, on the way, at the end.
 
 Run ``python docs/plots/gsm_symbolic.py RECORD.json …`` with records of ``benchmarks/gsm_symbolic.py`` and
 ``benchmarks/gsm_trials.py``; writes ``docs/images/gsm_symbolic.png``.
@@ -26,6 +26,7 @@ SETS = {
 STAGES = ("untrained", "cold start", "GRPO")
 """Of a run of the recipe: before all, before its first rollout, after its last."""
 RECIPE, TRIAL = "#0072b2", "#d55e00"
+LEGEND = {RECIPE: "the recipe, a point for each seed", TRIAL: "a trial, at its end, one seed"}
 APART = 0.18
 """Between the points of two runs at one place of the x axis."""
 
@@ -67,7 +68,10 @@ def main() -> None:
     figure, axes = plt.subplots(1, len(SETS), figsize=(12, 3), layout="constrained", sharey=True)
     for axis, name in zip(axes, SETS, strict=True):
         draw(axis, name, at)
-    axes[0].set_ylabel("right answers, sampled", fontsize=9)
+    for colour, told in LEGEND.items():
+        axes[-1].errorbar([], [], fmt="o", color=colour, markersize=4, label=told)
+    axes[-1].legend(frameon=False, fontsize=8, loc="upper right")
+    axes[0].set_ylabel("right answers, sampled, with 95 % intervals", fontsize=8)
     axes[0].set_ylim(bottom=-0.01)
     figure.savefig(arguments.output, dpi=110)
 

@@ -169,9 +169,7 @@ def test_runs_of_gsm_symbolic_are_drawn_by_stage_and_trials_by_their_end(
         {"seed": 1, "before": shares[0], "rollouts": shares[1:]},
         {"trial": "longer_start", "rollouts": shares[1:]},
     ]
-    drawn = {
-        place: [round(run["numbers"][0], 1) for _, run in points] for place, points in gsm_symbolic.places(runs).items()
-    }
+    drawn = {place: [run["numbers"][0] for _, run in points] for place, points in gsm_symbolic.places(runs).items()}
     assert drawn == {"untrained": [0.0, 0.0], "cold start": [0.1, 0.1], "GRPO": [0.2, 0.3], "longer\nstart": [0.3]}
     record = tmp_path / "record.json"
     record.write_text(json.dumps({"runs": runs}))
