@@ -68,8 +68,8 @@ def preset_name(given: Mapping[str, Any]) -> str | None:
         }:
             continue  # before its terms are imported
         own["terms"] = _whole(own["terms"])
-        others = [key for key, value in own.items() if key not in found or found[key] != value]
-        if len(others) <= 2 and "terms" not in others and found.keys() >= set(others):
+        others = [key for key, value in own.items() if found.get(key) != value]
+        if len(others) <= 2 and "terms" not in others and found.keys() >= own.keys():
             near.append([name, *(f"{key} {found[key]}" for key in others)])
     nearest = min(near, key=len, default=None)
     return None if nearest is None else ", ".join(nearest)

@@ -171,6 +171,10 @@ def test_runs_of_gsm_symbolic_are_drawn_by_stage_and_trials_by_their_end(
     ]
     drawn = {place: [run["numbers"][0] for _, run in points] for place, points in gsm_symbolic.places(runs).items()}
     assert drawn == {"untrained": [0.0, 0.0], "cold start": [0.1, 0.1], "GRPO": [0.2, 0.3], "longer\nstart": [0.3]}
+    _, axis = gsm_symbolic.plt.subplots()
+    gsm_symbolic.draw(axis, "numbers", gsm_symbolic.places(runs[2:]))
+    (interval,) = axis.collections[0].get_segments()
+    assert interval[:, 1].tolist() == pytest.approx([0.0, 0.5])  # around 0.3
     record = tmp_path / "record.json"
     record.write_text(json.dumps({"runs": runs}))
     monkeypatch.setattr(sys, "argv", ["gsm_symbolic.py", str(record), "--output", str(tmp_path / "drawn.png")])
